@@ -197,7 +197,7 @@ fn each_finding_has_its_cause() {
     let namespace = snapshot.namespace("shop").unwrap();
     let mut late = plain.clone();
     late.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(5_000), changed: None });
-    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opted-in namespace before the pod was created");
+    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opt-in before the pod");
     let mut asked = plain;
     asked.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(10), changed: Some(5_000) });
     assert_eq!(findings(&auditor, &asked), missing(Cause::NamespaceChanged));

@@ -140,7 +140,7 @@ impl CacheMetrics {
         metrics
     }
 
-    #[expect(clippy::indexing_slicing, reason = "`ALL` lists the variants in order, so a discriminant is an index of an array of this length")]
+    #[expect(clippy::indexing_slicing, reason = "the array has an element for each variant, by discriminant")]
     pub(crate) const fn last_response(&self, kind: WatchedKind) -> &LastResponse {
         &self.last_response[kind as usize]
     }

@@ -283,8 +283,7 @@ impl Index {
         }
         let mut seed = match known {
             Some(_) => None,
-            // Clone the seed instead of removing it: if the list is interrupted, it starts again and needs the seed
-            // again.
+            // Clone the seed instead of removing it: an interrupted list starts again, and then needs the seed again.
             None => self.seeds.get(&name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {

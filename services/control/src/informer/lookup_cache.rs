@@ -197,7 +197,7 @@ enum EntryState {
 }
 
 /// Returns the timeout of a request whose callers wait for `answer_limit`. The timeout is slightly shorter than that
-/// limit, so that the callers get the error of the request.
+/// limit, so that the callers get the result even if the request times out.
 pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }

@@ -80,8 +80,8 @@ impl Observed {
     /// wrote that epoch into the annotation, so it is ignored. `None` if no epoch is forged.
     ///
     /// If an older version of the record was restored from a backup, the objects also have higher epochs than the
-    /// record. Then other CAs are usually trusted, or sign, than the record requires. If all objects match the record,
-    /// the higher epoch is ignored, whether it is forged or not.
+    /// record. Usually, CAs that this record does not require are then trusted, or sign certificates. If all objects
+    /// match the record, the higher epoch is ignored, whether it is forged or not.
     #[must_use]
     pub fn forged(&self) -> Option<u64> {
         let newest = newest_epoch(self)?;

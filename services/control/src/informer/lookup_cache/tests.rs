@@ -199,7 +199,7 @@ async fn stale_entry_expires_sooner_after_refusal() {
     world.get("b").await;
     world.becomes(State::Forbidding);
     pass(31).await;
-    assert_eq!(world.text("b").await, "found 2", "a young entry is served, since an API server that has just started may refuse requests");
+    assert_eq!(world.text("b").await, "found 2", "a refusal may be temporary, so the entry is served");
     pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server returned an error");
     world.becomes(State::Unreachable);
