@@ -2,7 +2,7 @@
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 
-# Test errors describe their origin, so a stack trace of each `?` would only hide it.
+# Disables backtraces in test errors: the messages already name the origin, and would be hard to find among stack frames.
 export RUST_LIB_BACKTRACE := "0"
 
 # Makes Go programs collect garbage less often, because tests and builds are limited by CPU time.
@@ -25,7 +25,7 @@ build:
 test:
     #!/usr/bin/env bash
     set -euo pipefail
-    # The Go programs are built in parallel with the Rust programs, at a lower priority: the tests need both.
+    # The tests need Go programs and Rust programs. Both are built in parallel, the Go programs at a lower priority.
     nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
     "{{ just_executable() }}" fmt-check lint doc lint-workflows
@@ -45,7 +45,7 @@ run *arguments:
     # Two tests per processor: tests with a control plane mostly wait.
     "$({{ nextest }})" nextest run --locked --workspace --test-threads $((2 * $(nproc))) {{ arguments }}
 
-# Runs the tests against a real control plane whose names contain FILTER; KUBERNETES=1.34 (1.35, 1.36, 1.37) selects a version
+# Runs the tests whose names contain FILTER against a real control plane; KUBERNETES=1.34 (1.35, 1.36, 1.37) selects a version
 e2e filter="":
     services/testkit/tools/e2e.sh {{ filter }}
 
@@ -154,7 +154,7 @@ control-plane action: tools
 cluster *arguments:
     cargo run --locked --quiet -p pillion-testkit --bin cluster -- {{ arguments }}
 
-# Runs the tests on such a cluster whose names contain FILTER; the last line is one JSON object
+# Runs the tests whose names contain FILTER on a cluster of one node, as `just cluster` starts it; the last line is one JSON object
 node filter="": tools (cluster "build")
     services/testkit/tools/result.sh --workspace --test node --run-ignored only --no-capture {{ filter }}
 
@@ -178,7 +178,7 @@ image:
     tree=$(mktemp -d)
     trap 'rm -rf "$tree"' EXIT
     install target/debug/pillion "$tree/pillion"
-    # The program is not static, so the image needs its libraries, at the paths where the loader searches.
+    # The program is linked dynamically, so the image also needs its libraries, at the paths where the loader searches.
     ldd target/debug/pillion | grep -o '/[^ ]*' | while read -r library; do install -D "$library" "$tree$library"; done
     architecture=$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
     services/testkit/tools/image.sh pillion:{{ version }} target/pillion-image.tar /pillion -- "$architecture=$tree"

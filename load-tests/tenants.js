@@ -27,7 +27,7 @@ export const options = all(
     noisy: scenario(noise, half, 'noisy'),
   },
   {
-    // Requests of the noisy tenant only need a response.
+    // These thresholds also apply to the noisy tenant, whose requests may be slow or shed.
     http_req_duration: ['p(99)<=10000'],
     pillion_shed: ['rate<=1'],
     'http_req_duration{scenario:quiet}': [`p(99)<=${given.p99}`],

@@ -34,7 +34,7 @@ export function send(settings, namespace, tags) {
   const { uid, body } = review(namespace);
   const answer = http.post(settings.url, body, {
     headers: { 'Content-Type': 'application/json' },
-    // The timeout of the API server.
+    // The API server's default timeout of a webhook call.
     timeout: '10s',
     tags: { name: 'mutate', ...tags },
   });

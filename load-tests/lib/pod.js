@@ -4,7 +4,7 @@ import { check } from 'k6';
 import http from 'k6/http';
 import { Rate } from 'k6/metrics';
 
-// The share of pods that were created without the sidecar, which no error reports.
+// The share of pods that were created without the sidecar. The API server reports no error for them.
 export const without = new Rate('pillion_without');
 
 const container = (name, port) => ({
@@ -17,7 +17,7 @@ const container = (name, port) => ({
   volumeMounts: [{ name: 'scratch', mountPath: '/tmp' }],
 });
 
-// Serialised once. The API server generates each pod's name, so names never conflict.
+// The pod is serialised only once, to save time. The API server generates each pod's name, so names never conflict.
 const BODY = JSON.stringify({
   apiVersion: 'v1',
   kind: 'Pod',

@@ -21,14 +21,14 @@ export function options(settings, scenarios, thresholds) {
       checks: ['rate==1'],
       http_req_failed: ['rate==0'],
       http_req_duration: [`p(99)<=${settings.p99}`],
-      // Through the API server, k6 does not see which requests were shed.
+      // A script that calls the API server does not set `shed`, because k6 cannot see which webhook calls were shed.
       ...(settings.shed === undefined ? {} : { pillion_shed: [`rate<=${settings.shed}`] }),
       // Requests that k6 cannot send are not a result of the server, so they fail the run.
       dropped_iterations: ['count==0'],
       ...thresholds,
     },
     summaryTrendStats: ['min', 'med', 'p(95)', 'p(99)', 'max'],
-    // The checks need the bodies.
+    // The checks read the response bodies.
     discardResponseBodies: false,
     // Reuses connections, as the API server does. A draining replica closes them with `Connection: close`.
     noConnectionReuse: false,

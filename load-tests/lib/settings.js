@@ -28,7 +28,7 @@ export function settings(defaults) {
     url: __ENV.PILLION_URL || 'https://localhost:8443/mutate',
     // Requests per second.
     rate: Math.max(1, Math.round(number('RATE', given.rate, 1))),
-    // Seconds.
+    // Duration of the run, in seconds.
     duration: seconds('DURATION', given.duration),
     // The namespaces are load-test-0 and so on.
     namespaces: Math.max(1, Math.round(number('NAMESPACES', given.namespaces, 1))),

@@ -65,8 +65,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-Whether the policy rejects pods without a record: `true`, or nothing. Old replicas write no records, but the policy would act at
-once. So the upgrade that enables records does not enable the rejection, and the next upgrade does. Where Helm cannot query the
+Whether the policy rejects pods without a record: `true`, or nothing. During the upgrade that enables records, old replicas still
+write none, so the policy must not reject pods yet. The next upgrade enables the rejection. Where Helm cannot query the
 cluster (`helm template`, Argo CD), only the values decide.
 */}}
 {{- define "pillion.recordsAreAskedFor" -}}

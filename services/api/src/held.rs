@@ -72,7 +72,8 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
             // to run it without its sidecar.
             failure_policy: Some("Fail".to_owned()),
             match_conditions: Some(vec![
-                // The kubelet creates a mirror pod for a static pod that is already running. Policies cannot change it.
+                // The kubelet creates a mirror pod for a static pod that is already running. A policy cannot change the
+                // static pod.
                 condition(
                     "not-a-mirror-pod",
                     format!(

@@ -29,7 +29,8 @@ struct Window {
     count: u32,
 }
 
-/// Number of addresses in the table at which inactive addresses are removed.
+/// Maximum number of addresses in the table. When it is reached, addresses without an event in the last second are
+/// removed.
 const CLIENTS: usize = 1024;
 
 /// Limits log lines about frequent events.
@@ -95,7 +96,8 @@ impl Throttle {
         Self { quiet_for, state: Mutex::default() }
     }
 
-    /// Returns the number of lines suppressed since the last one if a line may be logged now, else `None`.
+    /// Returns `None` if no line may be logged now. Otherwise, returns how many lines were suppressed since the last
+    /// logged line.
     pub(crate) fn take_turn(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -22,7 +22,7 @@ pub struct Validated {
     pub own: OwnCalls,
 }
 
-/// The namespaces of these requests, by resource of pods (`pods` or a subresource) and operation.
+/// The namespaces whose own profiles validate requests for pods, by resource (`pods` or a subresource) and operation.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
 /// Rules for which a configuration has one entry for each failure mode.

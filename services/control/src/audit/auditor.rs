@@ -265,8 +265,8 @@ impl Auditor {
             let Some((name, discards_results)) = self.unjudged.pop_first() else { break };
             let Some(state) = self.namespaces.get_mut(&name) else { continue };
             judged += state.pods.len().max(1);
-            // Equal pods are judged once. The map also owns the old verdict, so that the pointers in its keys remain
-            // valid.
+            // Pods with equal stored data are judged once. A key of the map contains the address of the old verdict, so
+            // the map also owns that verdict: otherwise, the address could be reused.
             let mut verdicts = HashMap::new();
             for (pod_name, pod) in &mut state.pods {
                 let key = (Arc::as_ptr(&pod.metadata), Arc::as_ptr(&pod.has), Arc::as_ptr(&pod.verdict));
@@ -400,7 +400,8 @@ impl Auditor {
             return;
         }
         if self.in_flight.get(&audited.namespace).is_some_and(|newer| newer.contains(&audited.name)) {
-            // The watch has delivered a newer state: read the pod again, if its result is still open.
+            // While the pod was read, the watch delivered a newer state. Read the pod again if a profile still needs
+            // the whole pod.
             let state = self.namespaces.get(&audited.namespace);
             if state.and_then(|state| state.pods.get(&audited.name)).is_some_and(|pod| is_open(&pod.verdict)) {
                 add_due(&mut self.due, &audited.namespace, &audited.name);
@@ -435,7 +436,7 @@ impl Auditor {
             ProfileVerdict { match_state, from_whole: true, ..judged }
         });
         entry.verdict = self.pools.verdicts.share(answered.collect());
-        // The results may affect other profiles of the same exclusive group.
+        // Judge the pod again: the results decide which profile of an exclusive group applies.
         entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), entry, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
@@ -475,7 +476,7 @@ impl Auditor {
         reporter.finish(self.is_listed, is_idle)
     }
 
-    /// Marks the list as complete: the caller has passed all pods to [`Auditor::whole`].
+    /// Marks the list of pods as complete. Call this after all pods were passed to [`Auditor::whole`].
     pub(super) const fn set_listed(&mut self) {
         self.is_listed = true;
     }

@@ -118,7 +118,8 @@ pub fn cause(state: State, circumstances: &Circumstances) -> Cause {
         State::Missing if before(circumstances.profile_created) => Cause::ProfileCreated,
         State::Missing if !is_recorded && not_called == Some(WhyNotCalled::SwitchedOff) => Cause::SwitchedOff,
         State::Missing if !is_recorded && not_called == Some(WhyNotCalled::Unavailable) => Cause::WebhookUnavailable,
-        // The change was shortly before the pod, and may not have reached API servers and replicas yet.
+        // The namespace was opted in, or the profile was created, shortly before the pod. The change may not have
+        // reached API servers and replicas yet.
         State::Missing if !is_recorded && precedes(circumstances.opted_in) => Cause::BeforeOptIn,
         State::Missing if precedes(circumstances.profile_created) => Cause::ProfileCreated,
         State::Missing if after(circumstances.namespace_changed) => Cause::NamespaceChanged,
@@ -148,7 +149,8 @@ mod tests {
             (State::Missing, Circumstances { opted_in: Some(1_001), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(998), ..plain }, Cause::BeforeOptIn),
             (State::Missing, Circumstances { opted_in: Some(997), ..plain }, Cause::Unknown),
-            // An observed reason is better evidence than a change in the same second.
+            // The webhook is known to have been unavailable when the pod was created. That explains the difference,
+            // although the namespace was opted in during the same second.
             (
                 State::Missing,
                 Circumstances { opted_in: Some(1_000), not_called: away, ..plain },

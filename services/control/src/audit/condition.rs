@@ -72,7 +72,8 @@ struct ConditionTracker {
 pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) {
     let writing = async {
         let mut tracker = ConditionTracker::default();
-        // Continues after the timeout or with a new report. Ends when the audit's task has ended.
+        // A round starts with each new report, or after the timeout. The loop ends when the audit's task has dropped
+        // its sender.
         while !matches!(timeout(CHECK_INTERVAL, audited.changed()).await, Ok(Err(_))) {
             let found = audited.borrow_and_update().clone();
             for (profile, content) in tracker.due(&found.report, Instant::now()) {

@@ -197,7 +197,7 @@ fn each_finding_has_its_cause() {
     let namespace = snapshot.namespace("shop").unwrap();
     let mut late = plain.clone();
     late.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(5_000), changed: None });
-    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opt-in before");
+    assert_eq!(findings(&auditor, &late), missing(Cause::Unknown), "the audit saw the opt-in before the pod");
     let mut asked = plain;
     asked.set_namespace("shop", &namespace, NamespaceAge { opted_in: Some(10), changed: Some(5_000) });
     assert_eq!(findings(&auditor, &asked), missing(Cause::NamespaceChanged));
@@ -245,7 +245,7 @@ fn changed_profile_outdates_pods_without_reads() {
     let first = shop(profiles(&[("a", conditional())]));
     let old = revision(&first, "a");
     let mut auditor = listed(first.clone(), &[pod("p").with("a", &old)]);
-    assert_eq!(auditor.next_fetch(), None, "the webhook decided about the recorded profile");
+    assert_eq!(auditor.next_fetch(), None, "the record lists the profile, so the whole pod is not read");
     assert!(findings(&auditor, &known(&auditor)).is_empty());
 
     let mut edited = conditional();

@@ -120,7 +120,7 @@ impl Answers {
             .filter_map(|(date, age)| Some(wall.duration_since(date.checked_add(age).ok()?)))
             .collect();
         all.sort_unstable();
-        // For an even number of responses, take the middle difference with the larger absolute value.
+        // An even number of responses has two middle differences. Use the one with the larger absolute value.
         let (low, high) = (all.get(all.len().saturating_sub(1) / 2)?, all.get(all.len() / 2)?);
         Some(if low.abs() > high.abs() { *low } else { *high })
     }
@@ -139,8 +139,8 @@ impl Clock {
         self.read().agrees
     }
 
-    /// Reads the time and the check together. Between two calls, the clock could be corrected, and the caller would use
-    /// a wrong time although the check succeeds.
+    /// Returns the time together with the result of the check. If the caller read them separately, the clock could be
+    /// corrected in between: the caller would use the wrong time, although the check succeeds.
     #[must_use]
     pub fn read(&self) -> Reading {
         let (now, at) = (Timestamp::now(), Instant::now());

@@ -141,7 +141,7 @@ pub async fn configuration(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
 fn with_timeouts(mut config: Config) -> Config {
     config.connect_timeout = Some(CONNECT_LIMIT);
     config.read_timeout = Some(SILENCE_LIMIT);
-    // By default, the connection's idle time before a request would count as silence.
+    // By default, the time for which a connection was idle before a request counts toward the read timeout.
     config.reset_reader_on_write = true;
     config
 }

@@ -20,8 +20,8 @@ pub(crate) enum Observation<K> {
     Forbidden,
 }
 
-/// Watches the object with this name. The stream starts with the current state, and then has each change. After an
-/// error, it restarts automatically after a growing pause. A change that is reverted during a pause is not reported.
+/// Watches the object with this name. The stream starts with the current state, and continues with each change. After
+/// an error, it restarts automatically after a growing pause. A change that is reverted during a pause is not reported.
 pub(crate) fn watch<K>(
     api: Api<K>,
     what: &'static str,

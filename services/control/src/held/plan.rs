@@ -188,7 +188,8 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // New pods had to wait because no webhook responded, so that does not count as a failed attempt.
+            // Until now, no webhook responded. Pods that were created meanwhile had to wait, so they do not count as
+            // failed attempts.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }

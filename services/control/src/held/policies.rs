@@ -164,7 +164,8 @@ pub async fn run(
     }
 }
 
-/// Returns the four objects in the order of creation: first the objects that guard the gate, then those that add it.
+/// Returns the four objects in the order of creation: first the policy that prevents the removal of the gate, and its
+/// binding, then the policy that adds the gate, and its binding.
 fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
     let policies = &settings.policies;
     Ok([
@@ -213,8 +214,8 @@ async fn is_supported(client: &Client) -> kube::Result<bool> {
     Ok(RESOURCES.iter().all(|wanted| found.iter().any(|found| found.name == *wanted)))
 }
 
-/// Deletes the policies of a release, in an order in which the gate is never added without its guard. Returns whether
-/// any existed.
+/// Deletes the policies of a release: first the one that adds the gate, then the one that prevents its removal. Returns
+/// whether any existed.
 ///
 /// # Errors
 /// The API server is unavailable or denies the request.
@@ -248,7 +249,7 @@ async fn keep(
     metrics: &HeldMetrics,
 ) -> (Policies, bool) {
     let mut repaired = false;
-    // Delete in reverse order, so that no gate is added without its guard.
+    // Delete in reverse order: first the policy that adds the gate, then the one that prevents its removal.
     let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
     for object in order {
         let done = if is_wanted { put(object, owner).await } else { delete(object).await };

@@ -19,8 +19,8 @@ pub struct Inputs {
     pub off: watch::Receiver<Option<bool>>,
 }
 
-/// Sends whether pods should wait to `policies`, and whether new pods are injected to `injection`, when they change.
-/// Ends when the sender of an input is dropped.
+/// Each time the inputs change, computes whether pods should wait, for `policies`, and whether new pods are injected,
+/// for `injection`. Sends each value if it differs from the last one. Ends when the sender of an input is dropped.
 pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {

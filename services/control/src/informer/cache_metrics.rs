@@ -140,7 +140,7 @@ impl CacheMetrics {
         metrics
     }
 
-    #[expect(clippy::indexing_slicing, reason = "a fieldless enum's discriminant is its place in ALL")]
+    #[expect(clippy::indexing_slicing, reason = "the array has an element for each variant, by discriminant")]
     pub(crate) const fn last_response(&self, kind: WatchedKind) -> &LastResponse {
         &self.last_response[kind as usize]
     }

@@ -283,7 +283,7 @@ impl Index {
         }
         let mut seed = match known {
             Some(_) => None,
-            // The seed is kept until the list is complete.
+            // Clone the seed instead of removing it: an interrupted list starts again, and then needs the seed again.
             None => self.seeds.get(&name).filter(|(uid, _)| *uid == stored.uid).map(|(_, text)| text.clone()),
         };
         if let Some(seed) = seed.as_mut().filter(|seed| seed.is_text_of(&stored.spec)) {
@@ -376,7 +376,7 @@ impl Index {
 
     /// Compiles the due profiles of one kind, parents first.
     fn compile_due_of(&mut self, is_cluster: bool, broken: &mut Vec<Broken>) {
-        // Each round removes at least one profile.
+        // The loop ends, because each round removes at least one profile from `due`.
         loop {
             let due: Vec<_> = self.due.iter().filter(|name| is_of_cluster(name) == is_cluster).cloned().collect();
             if due.is_empty() {

@@ -196,8 +196,8 @@ enum EntryState {
     Unknown,
 }
 
-/// Returns the timeout of a request whose callers wait for `answer_limit`. The timeout is slightly shorter, so that all
-/// callers see the result.
+/// Returns the timeout of a request whose callers wait for `answer_limit`. The timeout is slightly shorter than that
+/// limit, so that the callers get the result even if the request times out.
 pub(crate) fn request_timeout(answer_limit: Duration) -> Duration {
     answer_limit * 24 / 25
 }
@@ -337,8 +337,8 @@ where
         self.cache.entry_count()
     }
 
-    /// Counts a lookup of `target` by its result. [`Self::get`] counts its own lookups. Callers count only lookups that
-    /// need no request because the name is invalid.
+    /// Counts a lookup of `target` by its result. [`Self::get`] counts its own lookups. Other code calls this function
+    /// only for lookups with an invalid name, which need no request.
     pub(crate) fn count(&self, target: W, result: LookupResult) {
         self.fetcher.metrics.count(target, result);
     }
@@ -382,8 +382,8 @@ where
             let state = entry.state_after(&bounds, Instant::now(), after);
             matches!(state, EntryState::Expired | EntryState::Unknown)
         };
-        // Callers that arrive meanwhile wait for this request. If its caller is cancelled, the next waiting caller
-        // starts a new request.
+        // Other callers that need the same object wait for this request. If the caller that started it is cancelled,
+        // the next waiting caller starts a new request.
         let requested = timeout_at(deadline, self.cache.entry(key).or_insert_with_if(request, is_due)).await;
         let Ok(requested) = requested else {
             self.fetcher.set_unavailable();

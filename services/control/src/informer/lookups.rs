@@ -3,8 +3,8 @@
 //!
 //! This module opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
 //! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
-//! minute, so a change may be seen this late. The pods of a workload are created together and share a service account,
-//! so they need only one request. Only the metadata of service accounts and owners is read.
+//! minute, so a change may be seen half a minute late. The pods of a workload are created together and share a service
+//! account, so they need only one request. Only the metadata of service accounts and owners is read.
 //!
 //! A pod waits for the result, so lookups are bounded:
 //!

@@ -203,8 +203,8 @@ impl TextState {
         of_texts.chain(self.lacking_parent.as_deref())
     }
 
-    /// Replaces the active version. `None` removes it only if its parent alone limits it. Returns whether the active
-    /// version changed.
+    /// Replaces the active version. `None` removes the active version only if the parent's limits are its only limits.
+    /// Returns whether the active version changed.
     pub(crate) fn activate(&mut self, now: Option<CompiledProfile>) -> bool {
         let keep = match (&self.good, &now) {
             (Some(good), Some(now)) => is_same_profile(good, now),

@@ -127,7 +127,7 @@ impl Publisher {
                 for broken in self.index.update(update) {
                     report(&broken);
                 }
-                // Compiling takes time, and these threads also serve requests.
+                // Yield from time to time: compiling takes long, and the same threads also serve requests.
                 tokio::task::coop::consume_budget().await;
             }
             self.publish(&mut watches);

@@ -54,8 +54,9 @@ impl LeaseContent {
     }
 }
 
-/// The maximum lease duration that is respected, in lease durations of this controller's settings. A holder of another
-/// version may use a longer duration. Without a maximum, a Lease edited by hand could stop the controllers forever.
+/// The longest lease duration of another holder that this controller respects, as a multiple of its own lease duration.
+/// A holder of another version may use a longer duration. Without a maximum, a Lease edited by hand could stop the
+/// controllers forever.
 const MAX_DURATION_FACTOR: u32 = 4;
 
 /// One controller's view of the Lease.

@@ -271,7 +271,8 @@ async fn connect(socket: SocketAddr, name: ServerName<'static>) -> Result<Chain,
     let stream = TcpStream::connect(socket).await.map_err(|_| Unreachable::Connection)?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(mut stream) => {
-            // Close the connection without a request. The endpoint may ignore that.
+            // Close the connection without sending a request. An error does not matter: the handshake has already
+            // succeeded.
             let _ = stream.shutdown().await;
         }
         Err(error) => {

@@ -50,7 +50,7 @@ pub use targets::{Endpoint, Selected};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Time between two rounds. Of rounds that follow one another sooner, only the first counts.
+    /// Time between two rounds. A round that begins sooner after the last counted round is not counted.
     pub gap: Duration,
     /// Timeout for one endpoint, connection and handshake together.
     pub timeout: Duration,
@@ -216,7 +216,8 @@ pub async fn run(
         tokio::select! {
             biased;
             () = leading.stop.cancelled() => break,
-            // The current round and its results are for outdated requirements.
+            // The requirements have changed: cancel the current round, and discard the results for the old
+            // requirements.
             changed = expected.wait_for(|now| *now != wanted) => {
                 if changed.is_err() {
                     break;

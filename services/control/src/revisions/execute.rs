@@ -170,7 +170,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     store.reset_counts();
                 }
                 for profile in store.take_readable(MAX_READS) {
-                    // The receiver exists as long as this task.
+                    // Sending cannot fail, since this task owns the receiver.
                     let _ = to_read.unbounded_send(profile);
                 }
                 Pass { start, rounds: 0, failed: HashSet::new(), is_outdated: false }
@@ -271,7 +271,7 @@ impl Pass {
             }
         }
         for dry_run in store.due_dry_runs.drain(..) {
-            // The receiver exists as long as this task.
+            // Sending cannot fail, since this task owns the receiver.
             let _ = dry_runs.unbounded_send(dry_run);
         }
         if work.is_empty() {
@@ -332,8 +332,8 @@ pub(super) fn decide(
             });
             match kept.unwrap_or_else(|panicked| Some(Err(panicked.diagnostic())))? {
                 Ok(kept) if *kept.revision != *accepted => {
-                    // Another build created this revision. It is missing now, and this build serializes the spec
-                    // differently.
+                    // The accepted hash is from another build, which serializes the spec differently, and that revision
+                    // no longer exists. Use this build's hash instead.
                     store.forget_alias(name);
                     return decide(store, profile, keep);
                 }

@@ -83,7 +83,8 @@ pub(super) struct RevisionStore {
     diagnostics: HashMap<ProfileName, Vec<Diagnostic>>,
     /// The bounds of the accepted revisions.
     pub(super) bounds: HashMap<ProfileName, RevisionBounds>,
-    /// For a revision that another build accepted: the hash that this build computes, and the stored hash.
+    /// Revisions that another build accepted: the hash that this build computes, and the hash in the stored revision's
+    /// name.
     aliases: HashMap<ProfileName, (Box<str>, Box<str>)>,
     /// The conflict of each profile that has one.
     conflicts: HashMap<ProfileName, Conflict>,

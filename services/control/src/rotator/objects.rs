@@ -156,7 +156,7 @@ impl Objects {
 }
 
 /// Returns when the controller last wrote the Secret, by the API server's clock. Times after `latest` are ignored.
-/// `None` if `managedFields` has no other such time.
+/// `None` if `managedFields` has no time of the controller up to `latest`.
 fn written(secret: &Secret, latest: Timestamp) -> Option<Timestamp> {
     let entries = secret.metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));

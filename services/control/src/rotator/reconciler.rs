@@ -417,7 +417,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Returns the requirements for probing endpoints. While no API server calls the webhook, their bundle is empty.
+    /// Returns the requirements for probing endpoints. While no API server calls the webhook, the bundle in the
+    /// requirements is empty.
     fn expected(&self, objects: &Objects) -> Option<Arc<Expected>> {
         let known = objects.known()?;
         let record = known.record();

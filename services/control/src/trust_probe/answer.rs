@@ -107,8 +107,8 @@ pub(super) fn interpret_connectivity(response: DryRunResponse<'_>) -> ServerOutc
     }
 }
 
-/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with `x509:
-/// `: for example, for an unknown CA, a wrong name, or an expired certificate.
+/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with `x509:`,
+/// such as those for an unknown CA, a wrong name or an expired certificate.
 fn rejects_certificate(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }

@@ -128,7 +128,8 @@ impl ApiServerProber {
         round
     }
 
-    /// Asks all API servers whether they reach a replica, while dry runs are routed to the replicas.
+    /// Checks whether all API servers reach a replica. Meanwhile, the webhook configuration must route dry runs to the
+    /// replicas.
     pub(crate) async fn check_connectivity(&mut self) -> TrustRound {
         let listed = timeout(self.settings.timeout, ApiServers::list(&self.client)).await;
         let listed = self.merge(listed);

@@ -32,8 +32,8 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
 
-/// Reads the rotation's record again. Returns whether a target of this epoch is still required, and whether an endpoint
-/// serves a certificate that the target trusts.
+/// Reads the rotation's record again. Returns true if a target of this epoch is still required, and an endpoint serves
+/// a certificate that the target trusts.
 pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// Timeout of a confirmation.
@@ -222,10 +222,11 @@ impl KeeperState {
     /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if no attempt is
     /// needed.
     async fn create_switch(&mut self) -> Option<Instant> {
-        // Create the `ConfigMap` only when webhooks are called. While it exists, a guardrail rejects pods without a
-        // decision, and before the first successful connectivity check, the API server calls no webhook, so no pod has
-        // a decision. When an administrator enables the webhooks again, the `ConfigMap` already exists, so the
-        // guardrail is active at once. docs/break-glass.md gives the order of the steps.
+        // Create the `ConfigMap` only after the final webhook configuration was written. While the `ConfigMap` exists,
+        // a guardrail rejects pods without a decision. Before the connectivity check has ended, pods may have no
+        // decision, because the API server calls no webhook, or ignores failed calls. When an administrator enables the
+        // webhooks again, the `ConfigMap` already exists, so the guardrail is active at once. docs/break-glass.md gives
+        // the order of the steps.
         if self.matching.is_none() || self.checks_connectivity() {
             return None;
         }

@@ -27,7 +27,7 @@ pub struct Settings {
     pub reset_after: Duration,
     /// The time window in which corrections are counted for the alert.
     pub window: Duration,
-    /// The number of corrections in the window that raises the alert.
+    /// The alert is raised if there are more corrections than this in the window.
     pub many: usize,
 }
 

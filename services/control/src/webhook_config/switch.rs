@@ -2,8 +2,8 @@
 //!
 //! - `injection: disabled` is the *kill switch*. Replicas allow every object unchanged and validate nothing. `enabled`,
 //!   a missing key, or a missing `ConfigMap` is normal operation.
-//! - `webhooks: disabled` is the *break-glass*. The controller removes the webhook configurations, so that the API
-//!   server calls no webhook, and keeps them removed. With `enabled` or a missing key, it keeps them in place.
+//! - `webhooks: disabled` is the *break-glass switch*. The controller removes the webhook configurations, so that
+//!   the API server calls no webhook, and keeps them removed. With `enabled` or a missing key, it keeps them in place.
 //!
 //! An unknown value changes nothing and is logged, so a typing error neither stops nor starts injection. An unavailable
 //! API server changes nothing either.
@@ -29,7 +29,7 @@ use crate::webhook_config::live::field_manager;
 
 /// The key of the kill switch: `enabled` or `disabled`.
 pub const INJECTION_KEY: &str = "injection";
-/// The key of the break-glass: `enabled` or `disabled`.
+/// The key of the break-glass switch: `enabled` or `disabled`.
 pub const WEBHOOKS_KEY: &str = "webhooks";
 
 /// Maximum bytes of an unknown value in messages.
@@ -119,7 +119,7 @@ pub fn injection(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, INJECTION_KEY, "enabled", "disabled")
 }
 
-/// Returns the value of the break-glass, which is on if the `ConfigMap` or the key is missing.
+/// Returns the value of the break-glass switch, which is on if the `ConfigMap` or the key is missing.
 #[must_use]
 pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "enabled", "disabled")

@@ -24,7 +24,7 @@ use crate::release::Release;
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// Lifetimes of certificates. Tests scale them down to seconds, the finest unit of certificates.
+/// Lifetimes of certificates. Tests use a few seconds: times in certificates have a resolution of one second.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lifetimes {
@@ -36,8 +36,8 @@ pub struct Lifetimes {
     pub margin: Duration,
     /// The share of its lifetime after which a serving certificate is renewed, in percent.
     pub renew_percent: u8,
-    /// Renewal is earlier by a share of the lifetime that differs between certificates, at most this many percent, so
-    /// that not all releases renew at the same time.
+    /// Shortens the time until the renewal by up to this many percent. The amount differs between certificates, so that
+    /// not all releases renew at the same time.
     pub jitter_percent: u8,
     /// How long before its creation a certificate's validity begins, for clients whose clocks are behind.
     pub backdating: Duration,
@@ -72,8 +72,8 @@ impl Lifetimes {
         }
     }
 
-    /// Returns when to renew this certificate. The time depends on the certificate and these settings alone, so all
-    /// leaders agree.
+    /// Returns when to renew this certificate. The time depends on the certificate and these settings alone, so every
+    /// leader computes the same time.
     #[must_use]
     pub fn renew_at(&self, certificate: &CertificateDer<'_>, not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         let issued = not_before.saturating_add(self.backdating).unwrap_or(not_before);
@@ -88,7 +88,7 @@ impl Lifetimes {
     }
 }
 
-/// Truncates to whole seconds, as in certificates.
+/// Truncates to whole seconds, the resolution of times in certificates.
 fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
@@ -253,9 +253,9 @@ impl Issuing<'_> {
         Ok(ServingMaterial { signer: generation, not_after, renew_at, certificate, key, ca })
     }
 
-    /// Returns the end of a serving certificate's validity: after its lifetime, but at the latest the margin before the
-    /// end of its CA. If less than half of the lifetime is left until then, the certificate gets half of its lifetime,
-    /// or ends with the CA.
+    /// Returns the end of a serving certificate's validity. The certificate is valid for its full lifetime, but it
+    /// expires at least [`Lifetimes::margin`] before its CA. If that would leave less than half of the lifetime, the
+    /// certificate is valid for half of the lifetime, but not longer than the CA.
     fn certificate_end(self, signer: rotation::Ca) -> Timestamp {
         let wanted = self.end_after(self.lifetimes.certificate);
         let latest = signer.not_after.checked_sub(self.lifetimes.margin).unwrap_or(Timestamp::MIN);
@@ -281,8 +281,8 @@ impl Issuing<'_> {
     }
 }
 
-/// Builds the extension that restricts a CA to these names and their subdomains. The library's own extension would be
-/// critical.
+/// Builds the extension that restricts a CA to these names and their subdomains. The function that rcgen offers for
+/// this would mark the extension as critical.
 fn name_constraints(names: &[String]) -> CustomExtension {
     let content = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {

@@ -221,7 +221,8 @@ fn check_key(chain: &[CertificateDer<'static>], key: &[u8]) -> Result<(), Invali
         .load_private_key(key)
         .map_err(|error| InvalidPair::new(Reason::BadKey, format!("the private key cannot be used: {error}")))?;
     match CertifiedKey::new(chain.to_vec(), key).keys_match() {
-        // Keys of this kind do not expose their public key. With a wrong key, the handshake fails.
+        // rustls cannot derive the public key from this kind of private key, so the two cannot be compared. If the key
+        // is wrong, the TLS handshake fails.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(()),
         Err(Error::InconsistentKeys(_)) => {
             let text =

@@ -140,8 +140,8 @@ fn distinguished_name(release: &Release, common_name: String) -> DistinguishedNa
     name
 }
 
-/// The name of a CA in a certificate. Anyone can put this name into a certificate. Only a comparison with the stored
-/// certificate, or the signature, proves it.
+/// The name of a CA in a certificate. Anyone can put this name into a certificate. Only the signature, or a comparison
+/// with the stored certificate, proves that the certificate belongs to this CA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaName {
     /// The namespace of the release.

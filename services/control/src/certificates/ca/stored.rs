@@ -344,7 +344,7 @@ fn numbered(key: &str, suffix: &str) -> Option<Generation> {
     parse_generation(key.strip_prefix("ca-")?.strip_suffix(suffix)?)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "a filter passes references")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "`Option::filter` passes a reference")]
 fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
@@ -355,8 +355,8 @@ fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, Ce
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
     let is_intact = X509Certificate::from_der(&certificate).is_ok_and(|(rest, parsed)| {
-        // The certificate is self-signed, so the signature reveals a changed byte. The exception is the algorithm
-        // identifier after the signed part, which is compared separately.
+        // The certificate is self-signed, so the signature reveals a changed byte. The signature does not cover the
+        // algorithm identifier after the signed part, so this identifier is compared separately.
         let is_signed = parsed.verify_signature(None).is_ok() && repeats_its_algorithm(&certificate, &parsed);
         rest.is_empty() && parsed.is_ca() && is_signed
     });
@@ -370,7 +370,7 @@ fn repeats_its_algorithm(certificate: &[u8], parsed: &X509Certificate<'_>) -> bo
     let signed: &[u8] = parsed.tbs_certificate.as_ref();
     let at = certificate.windows(signed.len()).position(|bytes| bytes == signed);
     let after_signed = at.and_then(|at| certificate.get(at + signed.len()..)).unwrap_or_default();
-    // Tag, length and content. The length is one byte for all algorithms.
+    // The identifier has a tag byte, a length byte and the content. No algorithm needs a longer length field.
     let algorithm = after_signed.get(1).and_then(|length| after_signed.get(..2 + usize::from(*length)));
     algorithm.is_some_and(|algorithm| signed.windows(algorithm.len()).any(|bytes| bytes == algorithm))
 }

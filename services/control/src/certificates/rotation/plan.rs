@@ -79,8 +79,9 @@ impl Observed {
     /// Returns the highest epoch that the controller can have written, if an object has a higher one. Another client
     /// wrote that epoch into the annotation, so it is ignored. `None` if no epoch is forged.
     ///
-    /// The epochs look the same after an older record was restored. But then CAs that this record does not require are
-    /// trusted or sign. If everything matches the record, the higher epoch can be ignored in both cases.
+    /// If an older version of the record was restored from a backup, the objects also have higher epochs than the
+    /// record. Usually, CAs that this record does not require are then trusted, or sign certificates. If all objects
+    /// match the record, the higher epoch is ignored, whether it is forged or not.
     #[must_use]
     pub fn forged(&self) -> Option<u64> {
         let newest = newest_epoch(self)?;
@@ -252,7 +253,8 @@ impl Plan<'_> {
         let wanted: BTreeSet<_> = self.record.trusted().collect();
         let keeps_unknown = self.record.keeps_unknown();
         if wanted.is_empty() {
-            // Until the next CA is added, the bundle has only unknown certificates.
+            // The record requires no CA in the bundle yet. Until the next CA is added, the bundle keeps its unknown
+            // certificates.
             None
         } else if !bundle.cas.is_superset(&wanted) || !bundle.uniform {
             let expected = bundle.epoch < self.record.bundle_epoch;
@@ -360,8 +362,9 @@ impl Plan<'_> {
         next.is_some_and(|next| !self.record.has_switched() || certificate != Some(next.generation))
     }
 
-    /// Replaces a next CA that cannot sign. This is impossible if replicas may already serve its certificates. Then an
-    /// administrator must delete the record: both CAs remain trusted while a third one is added.
+    /// Returns the step that replaces a next CA that cannot sign. If replicas may already serve certificates of this
+    /// CA, the CA is not replaced. An administrator must then delete the record, so that both CAs remain trusted while
+    /// a third one is added.
     fn replace_next(&self) -> Step {
         let active = self.record.active.map(|active| active.generation);
         let serving = self.seen.serving.get();
@@ -378,7 +381,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether the old CA's key is compromised: this started the rotation, or an administrator reported it later.
+    /// Whether an administrator reported that the old CA's key is compromised, either as the trigger of this rotation
+    /// or later.
     fn is_compromised(&self) -> bool {
         [self.record.trigger, self.seen.requested].contains(&Some(Trigger::Compromised))
     }

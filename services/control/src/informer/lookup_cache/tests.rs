@@ -199,7 +199,7 @@ async fn stale_entry_expires_sooner_after_refusal() {
     world.get("b").await;
     world.becomes(State::Forbidding);
     pass(31).await;
-    assert_eq!(world.text("b").await, "found 2", "the API server may have just started");
+    assert_eq!(world.text("b").await, "found 2", "a refusal may be temporary, so the entry is served");
     pass(270).await;
     assert_eq!(world.text("b").await, "failed: the API server returned an error");
     world.becomes(State::Unreachable);
@@ -258,6 +258,6 @@ async fn busy_tenant_leaves_permits_to_others() {
     let (_, quiet) = futures::join!(noisy, quiet);
     assert!(matches!(quiet, Answer::Found(_)));
     let at = order.lock().unwrap().iter().position(|name| &**name == "quiet").unwrap();
-    assert!(at <= 2, "{at} requests came before");
+    assert!(at <= 2, "{at} requests of the noisy tenant were sent before");
     assert!(cache.fetcher.tenants.permits.lock().unwrap().values().all(|permits| permits.strong_count() == 0));
 }

@@ -102,7 +102,7 @@ fn text_that_panics_is_rejected_with_reason() {
         drop(fault);
         let profile = store.index().stored_profile(&name).unwrap().clone();
         let fault = faults::at(meanwhile);
-        let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the broken text");
+        let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the broken spec");
         drop(fault);
         let (state, message) = accepted_condition(&plan);
         assert!(state == "False" && message.contains("a bug in Pillion"), "{generation}: {state} {message}");
@@ -115,7 +115,7 @@ fn text_that_panics_is_rejected_with_reason() {
 
     store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the corrected text");
+    let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the corrected spec");
     assert!(plan.create && revision.is_some());
 }
 

@@ -286,7 +286,7 @@ fn rollback_ends_when_new_text_is_accepted() {
     assert_eq!(
         case("cc33", "aa11", Some("bb22")).result(),
         some("cc33", Some("bb22"), 10),
-        "a later text ends the rollback"
+        "a spec that is accepted later ends the rollback"
     );
     assert_eq!(case("cc33", "aa11", None).result(), all("aa11"), "without `rollback-from`, the rollback has no end");
     for unknown in ["dd", "", "a1"] {
@@ -346,7 +346,7 @@ impl CaseSequence {
             let Some(status) = self.case.plan().status else { break };
             self.case.status = status;
         }
-        assert_eq!(self.case.plan().status, None, "the plan does not come to rest");
+        assert_eq!(self.case.plan().status, None, "each plan changes the status again");
         (self.case.status.revision.clone().unwrap(), self.case.status.revisions.clone())
     }
 }
@@ -371,7 +371,8 @@ fn ended_rollback_does_not_begin_again() {
     assert_eq!(broken.plan().status.unwrap().revision.as_deref(), Some("b"));
 
     assert_eq!(story.accept("d"), served("d", &["d", "b", "c", "a"]));
-    // The annotations are still present. The spec that was rolled back is applied again on purpose.
+    // The author applies the rolled-back spec again while the annotations are still present. The ended rollback does
+    // not start again.
     assert_eq!(story.accept("c"), served("c", &["c", "d", "b", "a"]));
     assert_eq!((story.case.status.rollback(), story.case.status.ended_rollback.as_deref()), (None, Some("b c t1")));
     // The next request for the same revisions is a new one.
