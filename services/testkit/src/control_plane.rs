@@ -1,4 +1,4 @@
-//! Starts a real control plane: etcd and kube-apiserver. For a webhook, it does not differ from production.
+//! Starts a real control plane: etcd and kube-apiserver. The API server calls webhooks as it does in production.
 //!
 //! It has no controller manager, scheduler or node, so pods stay pending.
 

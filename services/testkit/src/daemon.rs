@@ -115,7 +115,8 @@ impl Daemon {
     /// The process has already ended.
     pub fn pause(&mut self) -> anyhow::Result<()> {
         let pid = self.signal(Signal::STOP)?;
-        // Other threads continue until the one that handles the signal is scheduled.
+        // The process stops only when the thread that receives the signal is scheduled. Until then, its other threads
+        // continue.
         let stopped_or_ended = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(pid), stopped_or_ended).with_context(|| format!("cannot wait for {} to stop", self.name))?;
         Ok(())

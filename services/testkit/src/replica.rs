@@ -224,7 +224,8 @@ async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)
             let body = response.into_body().collect().await?.to_bytes();
             anyhow::Ok((status, String::from_utf8_lossy(&body).into_owned()))
         };
-        // Drives the connection while waiting for the response. The connection outlives the response, or fails with it.
+        // The request makes progress only while the connection is polled. If the connection fails first, returns its
+        // error.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

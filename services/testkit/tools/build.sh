@@ -161,7 +161,7 @@ for tool in $(missing); do
       stamp="-X github.com/containerd/containerd/v2/version.Version=$(pinned containerd github.com/containerd/containerd/v2)"
       flags=(-tags "no_btrfs no_devmapper no_zfs") # file systems that the test node does not have
       ;;
-    prometheus) flags=(-tags remove_all_sd) ;; # no cloud discovery: the tests name their targets
+    prometheus) flags=(-tags remove_all_sd) ;; # no service discovery: the tests' configurations list the targets
     helm) stamp="-X helm.sh/helm/v4/internal/version.version=$(pinned helm helm.sh/helm/v4)" ;;
   esac
   read -ra family <<<"$(family_of "$tool")"

@@ -192,7 +192,7 @@ cp charts/pillion/crds/pillion.dev.yaml "$out/pillion-$version-crds.yaml"
 {
   echo "# Pillion's chart with its default values: kubectl apply --server-side -f FILE"
   printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: pillion-system}\n'
-  # Without the hook jobs for upgrades and removal, which only Helm starts at the right time.
+  # Leaves out the hook jobs for upgrades and removal, which only Helm starts at the right time.
   helm template pillion "$chart" --namespace pillion-system --include-crds --no-hooks
 } >"$out/pillion-$version-manifests.yaml"
 for part in dashboards deploy profiles; do

@@ -42,12 +42,12 @@ cp dashboards/*.json "$chart/files/dashboards"
 cp dashboards/rules/*.yaml "$chart/files/rules"
 for profile in profiles/*/profile.yaml; do
   folder=${profile%/*}
-  # A policy contains the profile of its folder, and is applied instead of it.
+  # If the folder has a policy.yaml, that exported policy replaces the profile in the chart.
   [ ! -f "$folder/policy.yaml" ] || profile=$folder/policy.yaml
   cp "$profile" "$chart/files/profiles/${folder##*/}.yaml"
 done
 
-# Without hooks, and without labels and comments that only apply to Helm.
+# Renders the manifests without hooks, and removes labels and comments that only apply to Helm.
 {
   cat <<'HEADER'
 # Pillion with the default values of the chart charts/pillion, for the namespace pillion-system.

@@ -44,7 +44,7 @@ for platform in "$@"; do
   name=$image:$architecture
   pack "$work/layer.tar" "$folder"
   quietly crane append --oci-empty-base --new_layer "$work/layer.tar" --new_tag "$name"
-  # A numeric user, so that kubelets can check runAsNonRoot.
+  # The user is numeric, because kubelets cannot check runAsNonRoot for a user name.
   quietly crane mutate "$name" --tag "$name" --set-platform "linux/$architecture" --entrypoint "$entrypoint" --user 65532:65532 \
     --workdir / --env PATH=/ "${labels[@]}" "${annotations[@]}"
   crane config "$name" | sed "s/\"created\":\"0001-01-01T00:00:00Z\"/\"created\":\"$created\"/g" |
@@ -62,7 +62,7 @@ crane pull --format oci "$name" "$work/layout"
 digest=$(crane digest "$name")
 blob=blobs/${digest/://}
 
-# containerd stores images under names with a registry. Kubelets add Docker Hub to a name without one.
+# containerd stores images under names with a registry. Kubelets add Docker Hub to a name without a registry.
 case $reference in
   *[.:]*/* | localhost/*) qualified=$reference ;;
   */*) qualified=docker.io/$reference ;;

@@ -20,7 +20,7 @@ if [ ! -x "$folder/bin/$tool" ]; then
   mkdir -p "$cache"
   # One process at a time: several recipes may find the cache empty at once.
   exec 9>"$cache/.prebuilt-lock"
-  if command -v flock >/dev/null; then flock 9; fi # macOS has none
+  if command -v flock >/dev/null; then flock 9; fi # macOS has no flock
 fi
 if [ ! -x "$folder/bin/$tool" ]; then
   echo "fetching $tool $version (once)" >&2

@@ -7,7 +7,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ "${1:-}" != --counts ] || { counts=yes && shift; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# A pipe, not a process substitution, so that the log is complete when the pipeline has ended.
+# Uses a pipe and not a process substitution, so that the log is complete when the pipeline has ended.
 {
   PILLION_RESULT=$work/result "$("$here/prebuilt.sh" cargo-nextest)" nextest run --locked "$@" 2>&1 1>&3 | tee "$work/log" >&2
   status=${PIPESTATUS[0]}

@@ -42,7 +42,7 @@ fn run() -> Result<(), Failure> {
     let count: u32 = std::env::args().nth(1).ok_or("expected a number of requests")?.parse()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async move {
-        // A server's requests also run on a worker thread.
+        // Spawned, because a server also handles its requests on a worker thread and not in `block_on`.
         let answered = tokio::spawn(async move { answer(count).await.map_err(|error| error.to_string()) });
         answered.await?.map_err(Failure::from)
     })

@@ -33,13 +33,14 @@ pub struct NamespaceLookup<'n> {
     pub name: &'n str,
     /// The client that sent the review.
     pub client: IpAddr,
-    /// A cached result is acceptable only if it was fetched after this time. Set if the snapshot contradicts the path
-    /// that the API server called.
+    /// A cached result is acceptable only if it was fetched after this time. Set if the namespace's failure mode in the
+    /// snapshot differs from that of the path that the API server called.
     pub after: Option<Instant>,
 }
 
-/// Looks up a namespace that is missing from the snapshot or contradicts the path, because the snapshot may be a second
-/// old. Returns `Missing` if the cluster has no such namespace, and `Failed` if it cannot be looked up now.
+/// Looks up a namespace that the snapshot lacks, or whose failure mode in the snapshot differs from that of the path
+/// that the API server called. The snapshot may be a second old. Returns `Missing` if the cluster has no such
+/// namespace, and `Failed` if it cannot be looked up now.
 ///
 /// The router limits the time of each lookup. The function must validate the name and limit the number of lookups, in
 /// total and for each client.
@@ -161,9 +162,9 @@ pub(crate) enum Next {
     Lookup(Lookup),
 }
 
-/// If the snapshot contradicts the path, a cached namespace may be at most this old. Replicas and the controller may
-/// see different opt-in labels for a while: without a cache, each pod in such a namespace would cost a request to the
-/// API server.
+/// The maximum age of a cached namespace if the failure mode in the snapshot differs from that of the called path.
+/// Replicas and the controller may see different opt-in labels for a while. Without a cache, each pod in such a
+/// namespace would cost a request to the API server.
 const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 
 impl Admission {

@@ -107,9 +107,9 @@ pub(crate) enum BodyError {
     TooLarge,
     /// The body did not arrive in time.
     TooSlow,
-    /// The request was shed for this reason: there was no memory for its body, or the body was evicted.
+    /// Reading from the connection failed.
     Broken(axum::Error),
-    /// The request was shed for this reason: its body found no memory, or was evicted.
+    /// The request was shed for this reason: there was no memory for its body, or the body was evicted.
     Shed(Shed),
 }
 

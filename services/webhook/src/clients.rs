@@ -70,7 +70,7 @@ pub enum ClientCaError {
     /// A certificate in the input is not a CA certificate.
     #[error("certificate {number} in {origin} cannot be used as a CA: {reason}")]
     NotCa {
-        /// Position of the certificate in the input, starting at 1.
+        /// The source of the input.
         origin: String,
         /// Position of the certificate in the input, from 1.
         number: usize,

@@ -99,7 +99,8 @@ impl Refusal {
         *response.status_mut() = self.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         // The unread rest of the body would block the next request on this connection. Also, the client of a shed
-        // request may reach another replica on a new connection. HTTP/2 has streams, and no such header.
+        // request may reach another replica on a new connection. HTTP/2 has no `Connection` header. It does not need
+        // one, because each request has its own stream.
         let is_unread = matches!(self, Self::TooLarge(_) | Self::TooSlow(_) | Self::Broken(_) | Self::Shed(_));
         if is_unread && version < Version::HTTP_2 {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

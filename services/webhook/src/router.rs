@@ -149,8 +149,8 @@ impl Service {
         body: BufferedBody,
     ) -> Result<ReviewResponse, Refusal> {
         let snapshot = self.admission.snapshot.load_full();
-        // The tenant is set here, because setting it in a clone of the context on the other thread has no effect on
-        // this one.
+        // The tenant is set before the context is cloned for the other thread: a tenant that is set later in the clone
+        // does not reach this context, with which the response is counted.
         self.attribute(context, &body.bytes);
         let body = Arc::new(body);
         let mut results = LookupResults::default();

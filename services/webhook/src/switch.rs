@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether requests are decided, which is so at first. Clones share the state, which the cluster watch sets.
+/// The state of the kill switch. At first, decisions are on. Clones share the state, which the cluster watch sets.
 ///
 /// A request reads the state when its decision begins. A decision that has begun is not stopped.
 #[derive(Clone, Debug, Default)]

@@ -26,8 +26,8 @@ use crate::refusal::Refusal;
 /// The target of all request spans. No other span has this target.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was created after the response, because its request failed or was denied. From it,
-/// samplers see that the request was not sampled at its head.
+/// The attribute of a span that was created after the response, because its request failed or was denied. It tells
+/// samplers that the request was not sampled at its head.
 pub const SAMPLED_FOR: &str = "sampled_for";
 
 /// The name of the instrumentation scope of the spans.
@@ -54,7 +54,7 @@ pub(crate) struct RequestSpan {
     unsampled: Option<Arc<UnsampledRequest>>,
 }
 
-/// The data of an unsampled request. If the request fails or is denied, its span is created from them afterwards.
+/// The data of an unsampled request. If the request fails or is denied, its span is created from this data afterwards.
 #[derive(Debug)]
 struct UnsampledRequest {
     endpoint: Endpoint,

@@ -123,7 +123,7 @@ async fn kill_switch_allows_everything_unchanged() {
     let off = switch.clone();
     let app = App::of(snapshot, |admission| {
         admission.switch = switch.clone();
-        // The path of `held` contradicts the failure mode of the namespace in the snapshot.
+        // The snapshot has the failure mode `required`, so requests to the path for `held` look up the namespace.
         admission.live_namespace = Some(Arc::new(move |lookup| {
             assert!(!off.is_off(), "{lookup:?}");
             let found = Answer::Found(Arc::new(Namespace::opted_in(FailureMode::Required)));

@@ -3,7 +3,7 @@
 //! Twenty quiet tenants send requests at a steady rate, whether or not earlier ones are answered. In alternate phases,
 //! one more tenant (the noisy tenant) sends as much as it can over many connections. For each pair of phases, the test
 //! computes the ratio of the 99th percentiles with and without the noisy tenant, and checks the median of these ratios.
-//! The server has one worker, which has a core of its own if there are two.
+//! The server has one worker, which has a core of its own if the machine has at least two.
 //!
 //! On a busy machine, times are meaningless, so the test asks the kernel how long the worker waits for a core. Two
 //! measures are valid on any machine: how many requests of the noisy tenant were decided before earlier requests of
@@ -40,8 +40,8 @@ const ROUNDS: usize = 5;
 const PHASE: Duration = Duration::from_millis(1500);
 /// How many requests of the noisy tenant may be decided before an earlier request of a quiet tenant, at the 99th
 /// percentile. At least the decision in progress, and one visit to the noisy tenant in each round of the queue, come
-/// first. The typical result is five. On a busy machine it is ten, because some requests are decided while the client
-/// waits for a core to write its own.
+/// first. The typical result is five. On a busy machine it is ten: after the quiet tenant's client has read the
+/// counter, it may wait for a core before it writes its request.
 const OVERTAKEN: f64 = 16.0;
 /// How long the server's thread may wait for a core each time it wakes under a low load. If it waits longer, measured
 /// times are meaningless. The kernel wakes a thread within microseconds, but waiting for another thread takes
@@ -270,7 +270,7 @@ impl QuietTenants {
 struct Random(u64);
 
 impl Random {
-    #[expect(clippy::cast_precision_loss, reason = "24 bits")]
+    #[expect(clippy::cast_precision_loss, reason = "an f64 holds 24 bits exactly")]
     fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f64 / f64::from(1 << 24)
@@ -384,7 +384,7 @@ impl Results {
 
     /// Returns the number of the noisy tenant's requests that overtook a request of a quiet tenant.
     fn overtaken(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "small")]
+        #[expect(clippy::cast_precision_loss, reason = "an f64 holds small counts exactly")]
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 

@@ -212,7 +212,8 @@ async fn unread_settings_and_pings_end_connection() {
 
 #[tokio::test]
 async fn responses_behind_closed_window_end_connection() {
-    // The flow-control window is empty, or has one byte. With one byte, the response is already handed to hyper.
+    // With an empty flow-control window, hyper does not take the response from the body yet. With a window of one byte,
+    // hyper takes the whole response and keeps the rest in memory.
     for window in [0, 1] {
         let mut settings = fast_drain();
         settings.response_timeout = 3 * SHORT;

@@ -10,7 +10,7 @@ mod pod_schema;
     unreachable_pub,
     clippy::expect_used,
     clippy::indexing_slicing,
-    reason = "only the sample inputs of these tests are used here"
+    reason = "this program uses only the sample inputs of the fuzz targets"
 )]
 mod targets;
 mod values;
@@ -74,7 +74,7 @@ fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
 fn dashboards() -> Result<()> {
     for entry in fs::read_dir("dashboards/source").context("cannot list dashboards/source")? {
         let source = entry?.path();
-        let name = source.file_stem().and_then(|name| name.to_str()).context("a dashboard without a name")?;
+        let name = source.file_stem().and_then(|name| name.to_str()).context("a dashboard file has no name")?;
         let dashboard = Source::read(&read(&source)?).with_context(|| source.display().to_string())?.render(name);
         write(format!("dashboards/{name}.json"), serde_json::to_string_pretty(&dashboard)? + "\n")?;
     }

@@ -39,7 +39,7 @@ const UNDESCRIBED: [&str; 10] =
 /// # Errors
 /// A field has an unknown type, or the document does not describe an allowed value.
 pub(crate) fn table(document: &str) -> Result<String> {
-    let document: Json = serde_json::from_str(document).context("the OpenAPI document")?;
+    let document: Json = serde_json::from_str(document).context("cannot parse the OpenAPI document")?;
     let schemas =
         document.pointer("/components/schemas").and_then(Json::as_object).context("a document without schemas")?;
     let mut values: BTreeMap<_, _> = VALUES.iter().map(|(of, field, values)| ((*of, *field), *values)).collect();

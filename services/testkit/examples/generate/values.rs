@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 /// # Errors
 /// A value has no description, or a description has no value.
 pub(crate) fn table(text: &str) -> Result<String> {
-    let values: Json = serde_saphyr::from_str(text).context("values.yaml")?;
+    let values: Json = serde_saphyr::from_str(text).context("cannot parse values.yaml")?;
     let rows = described(text)?;
     let mut all = Vec::new();
     collect_paths(&values, "", &mut all);
@@ -34,7 +34,7 @@ pub(crate) fn table(text: &str) -> Result<String> {
 /// # Errors
 /// The schema lacks a described value; the error names it.
 pub(crate) fn schema(text: &str, schema: &str) -> Result<String> {
-    let mut schema: Json = serde_json::from_str(schema).context("values.schema.json")?;
+    let mut schema: Json = serde_json::from_str(schema).context("cannot parse values.schema.json")?;
     for (row, description) in described(text)? {
         let path = format!("/properties/{}", row.replace('.', "/properties/"));
         let property = schema.pointer_mut(&path).and_then(Json::as_object_mut);

@@ -11,8 +11,8 @@ use super::run;
 
 /// The network that contains the networks of all links: `10.250.0.0/16`.
 const NETWORK: u32 = u32::from_be_bytes([10, 250, 0, 0]);
-/// The prefix length of the most specific route that is ignored. Such a route, for example to `10.0.0.0/8`, does not
-/// make the networks inside it unavailable.
+/// Routes with a prefix length of at most this are ignored. Such a route, for example to `10.0.0.0/8`, does not make
+/// the networks inside it unavailable.
 const LONGEST_ROUTE_PREFIX: u32 = 15;
 
 /// Returns the host's and the node's address for the cluster in the folder `home`. The first call chooses a free

@@ -32,7 +32,7 @@ use crate::kubeconfig::{self, Identity};
 const PODS: &str = "10.245.0.0/24";
 const SERVICES: &str = "10.97.0.0/16";
 const FIRST_SERVICE: &str = "10.97.0.1";
-/// The user as which the API server authenticates to kubelets, for logs, `exec` and `port-forward`.
+/// The name with which the API server authenticates to kubelets, for logs, `exec` and `port-forward`.
 const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The users that authenticate with a token: the name of the kubeconfig, the user, and the group, if any.
 const USERS: [(&str, &str, &str); 5] = [

@@ -20,7 +20,7 @@ const DIFFERENT: [(&str, &str); 7] = [
     ("EphemeralContainer.volumeMounts", EPHEMERAL),
 ];
 
-const EPHEMERAL: &str = "pods are created without them, and the request that adds them is only validated";
+const EPHEMERAL: &str = "pods are created without ephemeral containers, and a request that adds them is only validated";
 const SET: &str = "a set that pod templates cannot contain";
 
 /// The merge keys of each list. A list is identified by its field, such as `PodSpec.containers`.

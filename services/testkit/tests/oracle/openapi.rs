@@ -52,7 +52,7 @@ impl OpenApi {
     pub(crate) async fn fetch(client: &Client) -> Result<Self> {
         let request = Request::new("/openapi/v3/api").get("v1", &GetParams::default())?;
         let document: Json = client.request(request).await.context("no OpenAPI document")?;
-        let schemas = document["components"]["schemas"].as_object().context("a document without schemas")?;
+        let schemas = document["components"]["schemas"].as_object().context("the OpenAPI document has no schemas")?;
         // The short names of all types in a pod are unique in this document.
         Ok(Self(schemas.iter().map(|(name, schema)| (short(name).to_owned(), schema.clone())).collect()))
     }

@@ -64,7 +64,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: always,
         is_rare: false,
-        reason: "strategic merge has no merge key for a container's claims, and drops the author's",
+        reason: "strategic merge has no merge key for a container's claims, and drops those of the author",
     },
     Pin {
         oracle: StrategicMerge,
@@ -80,7 +80,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_variable,
         is_rare: false,
-        reason: "strategic merge changes the first entry of a repeated variable, although the last is effective",
+        reason: "strategic merge changes the first entry of a repeated variable, although the last entry is effective",
     },
     Pin {
         oracle: StrategicMerge,
@@ -104,7 +104,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_switches,
         is_rare: false,
-        reason: "an empty `value` counts as absent beside a `valueFrom`, so the author's reference stays; the engine removes it",
+        reason: "to the API server an empty `value` is absent, so the author's `valueFrom` stays; the engine drops it",
     },
     Pin {
         oracle: ServerSideApply,
@@ -112,7 +112,7 @@ pub(crate) const PINS: [Pin; 9] = [
         only_order: false,
         holds: has_repeated_and_bare_variable,
         is_rare: true,
-        reason: "it drops both entries of a repeated variable, even if the template has no value; the engine keeps one",
+        reason: "if the template has no value, server-side apply drops both entries of a name; the engine keeps one",
     },
 ];
 

@@ -134,7 +134,7 @@ impl Durations {
     /// Records a duration. If the request's trace is sampled, it becomes the exemplar of the bucket.
     #[expect(
         clippy::indexing_slicing,
-        reason = "a fieldless enum's discriminant is its place in OUTCOMES, which is one longer"
+        reason = "`outcome as usize` is the index in OUTCOMES, and its last element is for failed requests"
     )]
     pub(super) fn observe(&self, outcome: RequestOutcome, elapsed: Duration, trace: Option<TraceId>) {
         let histogram = &self.0[match outcome {

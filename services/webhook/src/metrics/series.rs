@@ -5,8 +5,8 @@
 //! lock, to assign a slot.
 //!
 //! A scrape releases a slot if its name was deleted at least [`GRACE`] ago. By then, every Prometheus server has
-//! scraped its last value. The value is not added to [`OTHER`], where it would look like a burst. Sums of rates stay
-//! correct.
+//! scraped its last value. The value is not added to [`OTHER`], where it would look like a burst of requests, so sums
+//! of rates stay correct.
 
 use std::collections::HashMap;
 use std::fmt;

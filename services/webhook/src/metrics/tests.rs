@@ -216,7 +216,7 @@ fn deleted_profile_loses_its_series() {
     assert!(text.contains("{profile=\"stays\",") && !text.contains("goes"), "{text}");
 }
 
-/// The number of series of all other parts of the program, such as lookups, queues and caches.
+/// An allowance for the series of the program's other crates, such as those of lookups and caches.
 const OTHER_SERIES: usize = 80;
 
 #[test]

@@ -4,11 +4,11 @@
 //! A decision only computes, and never waits. If permits equalled worker threads, the queue would never fill and
 //! fairness would never apply. Requests would wait in the runtime's own queue, which is fair to connections but not to
 //! namespaces. So this module counts the requests that were decided on arrival since all ready tasks last ran, and
-//! allows only a few.
+//! limits their number.
 //!
 //! Further requests wait in the queue. A task yields, so that all ready tasks run, and then grants permits. By then,
 //! every request that has arrived is in the queue, in the fair order. Once the queue is empty, a few requests may again
-//! be decided on arrival. Without load, a request only reads one counter.
+//! be decided on arrival. Without load, most requests only increment one counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,8 @@ pub(super) struct Bounds {
 pub(crate) struct DecisionQueue {
     slots: usize,
     unqueued_limit: usize,
-    /// The number of requests decided on arrival since the queue was last empty after all ready tasks had run.
+    /// The number of requests decided on arrival since the last reset. The task that grants permits resets it once the
+    /// queue is empty.
     unqueued: AtomicUsize,
     state: Mutex<State>,
     /// Notified when a permit is returned.
@@ -114,7 +115,7 @@ impl DecisionQueue {
     /// Grants permits until the queue is empty.
     async fn serve(self: Arc<Self>) {
         loop {
-            // Lets all or most tasks run that are ready now.
+            // Lets the tasks that are ready now run first: all of them, or most.
             tokio::task::yield_now().await;
             let chosen = {
                 let mut state = self.state();

@@ -2,12 +2,12 @@
 //!
 //! Classes with waiting items form a ring. The class at the front is served until it has used up its credit. Then it
 //! moves to the end of the ring. When it is at the front again, its credit grows by one quantum. Its last item may cost
-//! more than the remaining credit and leave the class in debt. So even a costly item is served at its class's next
-//! visit, and paid for later. A class without waiting items is removed only when it has no debt, or when no class has
-//! waiting items.
+//! more than the remaining credit and leave the class in debt. So a class never has to save credit for a costly item:
+//! the item is served at the first visit with credit, and later visits pay off the debt. A class without waiting items
+//! is removed only when it has no debt, or when no class has waiting items.
 //!
-//! So the first item of a class waits for at most one visit to each other class. A visit costs at most a quantum and
-//! one costly item. The queue does not depend on time or tasks.
+//! So the first item of a class without debt waits for at most one visit to each other class. A visit costs at most a
+//! quantum and one costly item. The queue uses neither a clock nor an async runtime.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -342,7 +342,7 @@ mod tests {
             prop_assert!(model.is_empty());
         }
 
-        /// The first item of a class waits for at most one visit to each other class.
+        /// The first item of a class without debt waits for at most one visit to each other class.
         #[test]
         fn first_item_waits_one_visit_per_class(costs in prop::collection::vec((1..6_u64, 0..40_u64), 0..200), served in 0..100_usize) {
             let mut queue = FairQueue::new(bounds(1000, 1000));

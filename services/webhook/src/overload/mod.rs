@@ -38,7 +38,8 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 pub(crate) const SMALL: usize = 128 * 1024;
 /// The cost of a request regardless of its size, in bytes: even a small pod takes time to decide.
 const BASE_COST: u64 = 4096;
-/// The increase of the niceness of the threads for large bodies. On a busy machine each gets about a tenth of a core.
+/// The increase of the niceness of the threads for large bodies. On a busy machine, each of these threads gets about a
+/// tenth of a core.
 const NICE_INCREMENT: i32 = 10;
 
 /// The payload of a caught panic.
@@ -276,10 +277,10 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Threads for large bodies or for profiles, with a lower priority than the threads that serve requests. They are
 /// started for the first job.
 ///
-/// Deciding a review of 3 MiB takes ten milliseconds. A separate thread keeps it from delaying other requests, unless
-/// there are fewer cores than threads. In that case the kernel alternates between threads every few milliseconds, and a
-/// small request waits that long. So these threads have a lower priority. On an idle machine a lower priority costs
-/// nothing.
+/// Deciding a review of 3 MiB takes ten milliseconds. On a separate thread, the decision does not delay other requests,
+/// unless there are fewer cores than threads. In that case the kernel alternates between threads every few
+/// milliseconds, and a small request waits that long. So these threads have a lower priority, which costs nothing on an
+/// idle machine.
 #[derive(Debug)]
 struct LargeBodyPool {
     name: &'static str,
@@ -307,8 +308,8 @@ impl LargeBodyPool {
             let _ = done.send(catch_unwind(work));
         });
         match self.jobs.get_or_init(|| start_threads(self.name, self.threads)) {
-            // `send` fails only if all threads have ended, which cannot happen while this pool exists. `result` would
-            // then fail too.
+            // `send` fails only if all threads have ended, which cannot happen while this pool exists. A failed `send`
+            // would drop the job, and `result` below would return an error.
             Some(jobs) => drop(jobs.send(job)),
             None => drop(tokio::task::spawn_blocking(job)),
         }

@@ -97,9 +97,9 @@ impl UnfinishedBodies {
         Unfinished { bodies: Arc::clone(self), number, bytes, evicted }
     }
 
-    /// Evicts the oldest bodies, until the evicted ones together hold at least `bytes` bytes. Evicts only bodies that
-    /// are older than `than`, or any registered bodies if `than` is `None`. If these hold fewer bytes, evicts none and
-    /// returns `None`.
+    /// Evicts the oldest bodies that hold memory, until the evicted bodies together hold at least `bytes` bytes. Evicts
+    /// only bodies that are older than `than`, or any registered bodies if `than` is `None`. If all these bodies
+    /// together hold fewer bytes, evicts none and returns `None`.
     pub(crate) fn evict_older(&self, than: Option<&Unfinished>, bytes: usize) -> Option<Released> {
         let than = than.map_or(u64::MAX, |unfinished| unfinished.number);
         let mut state = self.state();

@@ -2,8 +2,8 @@
 //!
 //! hyper's `header_read_timeout` also runs between requests, so it would close idle connections after ten seconds. But
 //! the API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
-//! this timer allows an idle connection a long time, but a connection on which a request's head has begun only a short
-//! time.
+//! this module uses its own timer, with a long limit for idle connections and a short limit once a request's head has
+//! begun.
 //!
 //! The same timer limits how long responses wait. A client that does not read keeps its responses in memory: in the
 //! socket's buffer on HTTP/1.1, behind its flow-control window on HTTP/2. If a client does not read a response in time,
@@ -114,9 +114,9 @@ impl Builders {
 
 /// Counts the requests of one connection.
 ///
-/// A connection may have to close to make room for another client's. This must not lose a request that is being
-/// answered, because the API server does not send a POST twice. A request with an incomplete body may be lost, because
-/// the rest may never arrive.
+/// At the connection limit, the server may close a connection to make room for another client. A request that is being
+/// answered must not be lost, because the API server does not send a POST twice. A request with an incomplete body may
+/// be lost, because the rest of the body may never arrive.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     /// Requests for which hyper has not received the response yet.
@@ -426,7 +426,8 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// The body of a response. Wherever its bytes wait for the client, they own the [`PendingResponseGuard`].
+/// The body of a response. When hyper takes the bytes, they own the [`PendingResponseGuard`], so the response counts as
+/// pending as long as any buffer holds the bytes.
 struct ResponseBody {
     body: Body,
     pending: Option<PendingResponseGuard>,
@@ -453,8 +454,8 @@ impl HttpBody for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        // Pillion's responses have one piece. If a response has several, hyper itself waits for each piece but the
-        // last.
+        // Only the last piece gets the guard. Pillion's responses have one piece. If a response has several, this body
+        // keeps the guard until hyper takes the last piece.
         if !self.body.is_end_stream() {
             return polled;
         }
@@ -570,8 +571,8 @@ where
     let mut connection = pin!(builders.of(protocol).serve_connection(TokioIo::new(socket), service));
     let mut timer = pin!(sleep_until(activity.deadline(settings).0));
     // On HTTP/2, the GOAWAY frame ends a connection without losing a request. On HTTP/1.1, a response must announce the
-    // end: hyper's graceful shutdown closes an idle connection at once, even if a request is already on its way. So it
-    // is used only at the end of the drain.
+    // end: hyper's graceful shutdown closes an idle connection at once, even if a request is already on its way. So
+    // HTTP/1.1 connections are shut down only at the end of the drain.
     let mut shutdown_due = pin!(async move {
         match protocol {
             Protocol::Http1 => retire.closes_idle().await,
@@ -587,7 +588,8 @@ where
         if let Poll::Ready(result) = connection.as_mut().poll(cx) {
             return Poll::Ready(result.map_or_else(Ended::Failed, |()| Ended::Closed));
         }
-        // The timer is not reset for each request, but only if it would fire too late or has fired.
+        // Resetting the timer for each request would be costly. So it is reset only if it would fire too late, or if it
+        // has fired before the deadline.
         let (deadline, _) = activity.deadline(settings);
         if deadline < timer.deadline() {
             timer.as_mut().reset(deadline);

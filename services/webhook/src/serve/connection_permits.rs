@@ -69,7 +69,7 @@ struct Holder {
     end: CancellationToken,
 }
 
-/// What a client loses if its permit is revoked. The variants are in ascending order of loss.
+/// What would be interrupted if a permit were revoked. Of one address's permits, the lowest variant is revoked first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -140,7 +140,7 @@ impl Drop for ConnectionPermit {
 }
 
 impl Holder {
-    /// Returns what the client would lose if this connection were closed. `None`: the connection must not be closed.
+    /// Returns what would be interrupted if this connection were closed. `None`: the connection must not be closed.
     fn loss(&self) -> Option<Loss> {
         let authentication = self.authentication.load(Ordering::Relaxed);
         if authentication == Authentication::Certificate as u8 || self.requests.has_pending_response() {
@@ -167,8 +167,8 @@ impl TakenPermits {
     }
 
     /// Considers addresses with more permits than `newcomer` will have. Selects the address with the most permits,
-    /// among those with a permit that can be revoked. Returns its permit with the least loss, or the oldest of several.
-    /// `None`: no address qualifies.
+    /// among those with a permit that can be revoked. Returns its permit with the lowest [`Loss`], or the oldest of
+    /// several. `None`: no address qualifies.
     fn of_busiest_address(&self, newcomer: IpAddr) -> Option<(IpAddr, u64)> {
         let own = self.by_address.get(&newcomer).map_or(0, BTreeMap::len);
         let larger = self.by_address.iter().filter(|(_, permits)| permits.len() > own + 1);
@@ -243,7 +243,7 @@ mod tests {
         let greedy = take(&permits, GREEDY, 6);
         let others = take(&permits, OTHER, 3);
         assert_eq!(revoked(&greedy), [true, true, true, false, false, false]);
-        assert!(permits.take(OTHER).is_none(), "it would have more connections than the other address");
+        assert!(permits.take(OTHER).is_none(), "OTHER would have more connections than GREEDY");
         assert!(permits.take(GREEDY).is_none());
         assert_eq!(revoked(&others), [false; 3]);
     }

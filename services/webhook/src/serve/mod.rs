@@ -124,8 +124,8 @@ impl ServerSettings {
     pub fn ops() -> Self {
         Self {
             max_connections: 256,
-            // The kubelet's probes decide whether this process is restarted, so idle connections must not keep the
-            // kubelet out.
+            // If idle connections took all permits, the kubelet's probes would fail, and the kubelet would restart the
+            // container.
             idle_timeout: Duration::from_secs(10),
             max_age: None,
             drain_minimum: Duration::ZERO,
@@ -310,8 +310,8 @@ impl Connections {
     }
 
     /// Accepts connections until none is open and none waits in the kernel's queue, or until the deadline. The kernel
-    /// establishes connections before the process accepts them. If the listener were closed first, the kernel would
-    /// reset these.
+    /// establishes connections before the process accepts them. If the listener were closed while connections are in
+    /// the queue, the kernel would reset them.
     async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
         let ServerContext { drain, settings, .. } = &*self.context;
         let mut close_idle = pin!(drain.close_idle(deadline, settings));

@@ -253,7 +253,7 @@ pub(crate) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(
 
 /// Runs all rows, in process and over TLS.
 pub(crate) async fn run(rows: Vec<Row>) {
-    // This is more than all bodies of one row together, plus the memory that the allocator retains.
+    // Exceeds the size of all bodies of one row together, plus the memory that the allocator retains.
     const SLACK: usize = 96 * 1024 * 1024;
     let _alone = ALONE.lock().await;
     let before = anonymous_memory();

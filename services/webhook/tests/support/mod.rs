@@ -1,6 +1,6 @@
 //! Code that the tests of this crate share: a review, a server on a loopback port, and clients that can misbehave.
 
-#![allow(unreachable_pub, reason = "the module is shared by the test program")]
+#![allow(unreachable_pub, reason = "the modules of the test program share these items")]
 
 mod tls;
 

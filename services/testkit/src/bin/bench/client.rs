@@ -76,7 +76,8 @@ async fn post(server: &Server, body: String) -> anyhow::Result<Value> {
             }
             Ok(serde_json::from_slice(&body)?)
         };
-        // Drives the connection while waiting for the response. The connection outlives the response, or fails with it.
+        // The request makes progress only while the connection is polled. If the connection fails first, returns its
+        // error.
         tokio::select! {
             answer = answer => answer,
             Err(error) = connection => Err(error.into()),

@@ -25,7 +25,7 @@ pub(crate) const NAMESPACE: &str = "team-a";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Full {
     pub(crate) namespaces: u32,
-    /// One is a cluster profile; each of the others belongs to a tenant.
+    /// The number of profiles: one cluster profile, and tenants' profiles in namespaces of their own.
     pub(crate) profiles: u32,
 }
 
