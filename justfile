@@ -42,8 +42,8 @@ test:
 
 # Runs only the tests: all, or those that the arguments of cargo-nextest select, as in `just run -p pillion-engine`
 run *arguments:
-    # Two tests per processor: tests with a control plane mostly wait.
-    "$({{ nextest }})" nextest run --locked --workspace --test-threads $((2 * $(nproc))) {{ arguments }}
+    # Three tests per processor: tests with a control plane mostly wait.
+    "$({{ nextest }})" nextest run --locked --workspace --test-threads $((3 * $(nproc))) {{ arguments }}
 
 # Runs the tests whose names contain FILTER against a real control plane; KUBERNETES=1.34 (1.35, 1.36, 1.37) selects a version
 e2e filter="":

@@ -18,7 +18,7 @@ while IFS=';' read -r versions filter reason; do
   left_out="$left_out | $filter"
   reasons+=("skipped on Kubernetes $kubernetes:$reason (${filter# })")
 done < <(grep -v '^#' "$here/versions.txt")
-said=$("$here/result.sh" --counts --workspace --test e2e --test-threads $((2 * $(nproc))) -E "all() - ($left_out)" "$@")
+said=$("$here/result.sh" --counts --workspace --test e2e --test-threads $((3 * $(nproc))) -E "all() - ($left_out)" "$@")
 status=$?
 for reason in "${reasons[@]}"; do echo "$reason"; done
 version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/$kubernetes/go.mod" | head -1)
