@@ -13,7 +13,7 @@ use crate::installation::switching;
 /// The Deployment of the webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WebhookDeployment {
-    /// It could not be read.
+    /// The Deployment could not be read.
     Unknown,
     /// No Deployment has the name that the release uses.
     Missing,

@@ -406,7 +406,7 @@ mod tests {
     #[test]
     fn webhook_requires_certificate() {
         let Command::Webhook(args) = parse("pillion webhook --tls-cert c.pem --tls-key k.pem").unwrap().command else {
-            panic!("another command")
+            panic!("the line has another command")
         };
         let files = (args.certificate.tls_cert, args.certificate.tls_key);
         assert_eq!(files, (Some("c.pem".into()), Some("k.pem".into())));
@@ -438,19 +438,19 @@ mod tests {
                     --metrics-listen 127.0.0.1:1 --otlp-endpoint http://c:4317 --trace-ratio 1 --log-level debug";
         let arguments = parse(line).unwrap();
         assert_eq!((arguments.logs.log_format, arguments.logs.log_level.as_deref()), (LogFormat::Json, Some("debug")));
-        let Command::Webhook(args) = arguments.command else { panic!("another command") };
+        let Command::Webhook(args) = arguments.command else { panic!("the line has another command") };
         assert_eq!(args.listen.to_string(), "[::]:0");
         assert_eq!(args.traces.otlp_endpoint.as_deref(), Some("http://c:4317"));
     }
 
     #[test]
     fn dev_needs_no_flags() {
-        let Command::Dev(args) = parse("pillion dev").unwrap().command else { panic!("another command") };
+        let Command::Dev(args) = parse("pillion dev").unwrap().command else { panic!("the line has another command") };
         assert_eq!(args.listen.to_string(), "127.0.0.1:8443");
         assert!(args.profiles.is_empty() && args.namespaces.is_empty());
 
         let line = "pillion dev -p a --profile b --namespace shop=required --namespace till=held";
-        let Command::Dev(args) = parse(line).unwrap().command else { panic!("another command") };
+        let Command::Dev(args) = parse(line).unwrap().command else { panic!("the line has another command") };
         assert_eq!(args.profiles, [PathBuf::from("a"), PathBuf::from("b")]);
         let levels: Vec<_> =
             args.namespaces.iter().map(|namespace| (&*namespace.name, namespace.failure_mode)).collect();

@@ -107,7 +107,7 @@ impl Telemetry {
         let lines = logs::layer(logs.log_format).with_filter(filter);
         subscriber(lines, layer).try_init().context("logs are set up already")?;
         if let Some(provider) = &provider {
-            // Needed for spans that are created after their request ended.
+            // The webhook crate creates some spans after their request has ended. It uses the global tracer for these.
             opentelemetry::global::set_tracer_provider(provider.clone());
         }
         Ok(Self { provider, controls: Controls { level, sampling, spans } })

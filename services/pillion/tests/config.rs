@@ -181,7 +181,7 @@ fn log_level_follows_file_unless_flag_is_set() {
     assert_eq!(reload_count(&replica), 0, "{}", replica.stderr());
     write("\"info,hyper=debug\"");
     read(2);
-    eventually("it is logged again", || (reload_count(&replica) == 1).then_some(()));
+    eventually("the reload is logged", || (reload_count(&replica) == 1).then_some(()));
     // With the flag set, the file's level is ignored, so the program logs the same lines as before.
     eventually("the flag overrides the file", || (reload_count(&deaf) >= 1).then_some(()));
 }

@@ -55,7 +55,7 @@ fn changed_profiles_are_reloaded() {
     fs::write(folder.path().join("helper.yaml"), "apiVersion: pillion.dev/v1alpha1\nkind: [\n").unwrap();
     dev.wait_for_output("still active: helper");
     // Standard error may arrive later than standard output, so the test waits for it.
-    eventually("the file is named", || dev.stderr().contains("helper.yaml").then_some(()));
+    eventually("standard error names the file", || dev.stderr().contains("helper.yaml").then_some(()));
     assert!(sample.send().unwrap().contains("helper:2"));
 
     write_profile(folder.path(), "helper:3");
@@ -64,7 +64,7 @@ fn changed_profiles_are_reloaded() {
     let made = sample.ca.parent().unwrap();
     dev.terminate();
     assert_eq!(dev.wait_for_exit().code(), Some(0), "{}", dev.stderr());
-    assert!(!made.exists(), "it left files behind");
+    assert!(!made.exists(), "the temporary folder was not removed");
 }
 
 #[test]

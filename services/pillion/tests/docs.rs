@@ -307,7 +307,7 @@ fn targets(text: &str) -> Vec<String> {
 /// Returns the anchor that GitHub generates for a heading: letters, digits, `-` and `_` are kept, blanks become `-`,
 /// and all other characters are removed.
 fn anchor(heading: &str) -> String {
-    // Of a link in the heading, only the text becomes part of the anchor.
+    // If the heading contains a link, only the link's text becomes part of the anchor.
     let shown = heading.split("](").enumerate().map(|(place, part)| match place {
         0 => part,
         _ => part.split_once(')').map_or("", |(_, rest)| rest),

@@ -187,7 +187,7 @@ fn everywhere_covers_all_selected_kinds_and_namespaces() {
     let constraints = &objects[0]["spec"]["matchConstraints"];
     assert_eq!(constraints["namespaceSelector"], json!({"matchLabels": {"reserved": "true"}, "matchExpressions": []}));
     assert_eq!(constraints["resourceRules"][0]["resources"], json!(["*"]));
-    assert_eq!(constraints["resourceRules"][0]["operations"], json!(["CREATE"]), "the profile's");
+    assert_eq!(constraints["resourceRules"][0]["operations"], json!(["CREATE"]), "the operations of the profile");
     let exempt: Vec<_> =
         constraints["excludeResourceRules"].as_array().unwrap().iter().map(|rule| &rule["resources"][0]).collect();
     assert!(exempt.contains(&&json!("leases")) && exempt.contains(&&json!("events")), "{exempt:?}");

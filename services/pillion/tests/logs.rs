@@ -176,7 +176,7 @@ fn signal_toggles_decision_log() {
     dev.program.wait_for_output("the configured log level is active again");
     assert_eq!(dev.post("", &body), 200);
     raise();
-    eventually("it is logged again", || {
+    eventually("the program logs in detail again", || {
         (dev.program.stderr().matches("in detail for a while").count() == 2).then_some(())
     });
     assert_eq!(decided(), 1, "{}", dev.program.stderr());

@@ -137,7 +137,7 @@ fn documented_queries_and_exemplars_work() {
 fn documented_controller_alerts_have_data() {
     let controller = Unconnected::controller();
     let prometheus = Prometheus::scraping(&[&controller.operations]);
-    eventually("it is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
+    eventually("the controller is scraped", || (prometheus.query("sum(up)").unwrap() == [1.0]).then_some(()));
     let queries = page_of("controller-metrics.md").queries;
     assert!(queries.len() >= 8, "{queries:?}");
     for query in &queries {

@@ -215,7 +215,7 @@ async fn soak(seconds: u64) {
     let mut replica = Program::start(&arguments, folder.path());
     let address = replica.word_after(" address=");
     let operations = replica.word_after("metrics_address=");
-    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
+    eventually("the replica is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     sleep(Duration::from_secs(1)).await;
     let idle = Sample::of(replica.id());
 
@@ -354,7 +354,7 @@ impl Target {
             body.len()
         );
         let ask = async {
-            // Only a response that announces it may be followed by the end of the connection.
+            // The write must succeed: the replica closes a connection only after a response with `connection: close`.
             connection.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
             connection.flush().await.unwrap();
             read_answer(connection).await

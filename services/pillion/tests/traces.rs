@@ -260,7 +260,7 @@ fn request_span_joins_trace_and_has_child_spans() {
     assert_eq!(spans.len(), 2, "{spans:?}");
     for span in &spans {
         assert_eq!((span.text("traceId"), span.text("parentSpanId")), (TRACE, PARENT));
-        assert_eq!(span.span["kind"], 2, "a server's");
+        assert_eq!(span.span["kind"], 2, "the kind of a server span");
         assert!(!span.is_error(), "{span:?}");
         for (key, value) in [
             ("service.name", "pillion"),
@@ -437,7 +437,7 @@ fn silent_collector_slows_no_request_and_bounds_memory() {
     };
     measure();
     let full = "pillion_webhook_trace_spans_dropped_total{reason=\"queue_full\"}";
-    // A request has seven spans. The queue and the batch that is being sent contain the spans of 366 requests.
+    // A request has seven spans. The queue and the batch that is being sent have room for 366 requests.
     eventually("the queue is full", || (traced.metric(full) > 0).then_some(()));
     let memory = traced.program.memory();
     // If requests waited for the collector, every request would be slower. A busy machine delays only some of them.

@@ -211,7 +211,7 @@ fn check_drain(kubeconfig: &str) {
     let mut replica = Program::start(&arguments, folder.path());
     let address = replica.word_after(" address=");
     let operations = replica.word_after("metrics_address=");
-    eventually("it is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
+    eventually("the replica is ready", || (get(&operations, "/readyz").status == 200).then_some(()));
     let mut pooled = connect_tls(&address, &ca.bundle_pem());
     assert!(!post_nonsense(&mut pooled).contains("connection: close"));
     assert!(get(&operations, "/metrics").body.contains("pillion_webhook_draining 0\n"));
@@ -295,7 +295,7 @@ fn descriptor_exhaustion_is_survived() {
 
     // The kernel accepts all connections, but the process has descriptors for only some of them.
     let clients: Vec<_> = (0..CLIENTS).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    eventually("it has no descriptor left", || {
+    eventually("the process has no free descriptor", || {
         (metric(&scrape(&mut scraper), "pillion_webhook_accept_errors_total") > 0.5).then_some(())
     });
     let (before, began) = (cpu_seconds(dev.id()), Instant::now());

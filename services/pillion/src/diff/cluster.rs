@@ -1,7 +1,7 @@
 //! Compares how the active and the changed profiles affect running pods. It writes nothing to the cluster.
 //!
-//! Of each workload, it compares one pod. It reconstructs the pod's original form from the injection record, and
-//! decides it with both sets of profiles.
+//! The comparison uses one pod of each workload. It reconstructs the pod's original form from the injection record, and
+//! decides this form with both sets of profiles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -132,7 +132,7 @@ fn each_mistake_has_its_code() {
             &["version_skew"],
         ),
         (Facts { images: vec![("a".to_owned(), "x/pillion:v0.0.1-rc.1".to_owned())], ..well() }, &["version_skew"]),
-        // A digest is not a version, and neither is the tag of a local build.
+        // Neither the tag of a local build nor a digest identifies a version, so there is no finding.
         (Facts { images: vec![("a".to_owned(), "x/pillion:dev".to_owned())], ..well() }, &[]),
         (Facts { images: vec![("a".to_owned(), format!("x:5000/pillion@sha256:{}", "0".repeat(64)))], ..well() }, &[]),
     ];
@@ -172,18 +172,18 @@ fn replica_is_unreachable_only_with_evidence() {
     assert_eq!(codes(&Facts { probed: all(), dry_run: tried(6, &[]), ..well() }), expected);
     let untrusted = vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Trusted)];
     assert_eq!(codes(&Facts { probed: untrusted, ..well() }), ["ca_bundle_mismatch"]);
-    // A proxy between this program and the cluster intercepts TLS. The replicas serve the right certificate, and the
-    // dry run succeeds.
+    // No replica shows a trusted certificate here, but the dry run succeeds. So a proxy between this program and the
+    // cluster intercepts TLS.
     let others = || vec![probed("10.0.0.1", Verdict::Untrusted), probed("10.0.0.2", Verdict::Untrusted)];
     let found: Vec<_> = judge(&Facts { probed: others(), ..well() }).into_iter().flat_map(|(_, found)| found).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!((found[0].code, found[0].severity), (Code::Unreadable, Severity::Info));
     assert!(found[0].message.contains("intercepts TLS"), "{found:?}");
-    // An installation that has no entry yet has no `caBundle` either.
+    // Without a webhook entry, there is no `caBundle` that could be wrong.
     let new = Facts { probed: others(), configurations: Some(Vec::new()), ..well() };
     assert!(!codes(&new).contains(&"ca_bundle_mismatch"), "{:?}", codes(&new));
     assert!(codes(&new).contains(&"not_registered"), "{:?}", codes(&new));
-    // Without a dry run, it is possible that the replicas do serve a wrong certificate.
+    // Without a dry run, nothing proves that the API servers' calls succeed, so each replica is reported.
     let untried = Facts { probed: others(), dry_run: DryRun::NotTried("why".to_owned()), ..well() };
     assert_eq!(codes(&untried), ["ca_bundle_mismatch", "ca_bundle_mismatch", "dry_run_not_tried"]);
 }

@@ -188,14 +188,14 @@ fn record_is_compared_with_pod_and_active_revision() {
         pod["metadata"]["managedFields"] =
             json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
     });
-    // The record belongs to another pod, and is reported once.
+    // A record that was copied from another pod is reported, and its changes are ignored.
     let explanation = judge(&facts, &copied);
     assert_eq!(
         (codes(&explanation), explanation.verdict),
         (vec!["unexplained", "foreign_record"], Verdict::NotInjected)
     );
     assert!(explanation.changes.is_empty(), "{explanation:?}");
-    // A record without changes is still an injection.
+    // A profile without changes in the record counts as injected.
     assert_eq!(found(&facts, &with(record("logger", &revision, &[]), true)), (vec![], Verdict::Injected));
 }
 

@@ -65,7 +65,8 @@ pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExpo
                 check_key(key, rival)?;
                 ways.extend(by_key(key, place, &names, is_forced));
                 if !is_forced {
-                    // A value on the namespace does not decline a request by name.
+                    // A falsy value on the namespace does not decline a profile that is requested by name, so only the
+                    // values on the object are checked.
                     add("not-declined", not_declined(key, &first_of(values_on_object(key, place))));
                 }
             }
@@ -141,7 +142,7 @@ fn values_on_object(key: &RequestKey, place: Place) -> Vec<String> {
     on_object.into_iter().flatten().map(|value| if_present(key, value)).collect()
 }
 
-/// Returns an expression without a value if the key treats the empty value as absent, and it is empty.
+/// Returns an expression that yields no value if `value` is empty and the key treats an empty value as absent.
 fn if_present(key: &RequestKey, value: String) -> String {
     match key.empty.unwrap_or_default() {
         EmptyValue::Counts => value,
@@ -225,7 +226,7 @@ pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_js
 /// The names that a profile's expression may use.
 const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
 
-/// The names that the API server provides too.
+/// The names that the API server defines in its own policies.
 const NATIVE: [&str; 5] = ["object", "oldObject", "request", "namespaceObject", "variables"];
 
 /// The fields that `request` has in the API server's policies. A webhook receives the whole review.

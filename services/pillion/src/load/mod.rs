@@ -28,8 +28,8 @@ pub(crate) use self::problem::{Problem, Severity, Source};
 use self::together::{CollectedProfiles, Text};
 use self::yaml::Node;
 
-/// The maximum size of a file with profiles, in bytes. The API server rejects even single objects of a third of this
-/// size.
+/// The maximum size of a file with profiles, in bytes. A file may contain several profiles, and the API server stores
+/// no single object that is larger than about a third of this size.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The fields of a profile object.

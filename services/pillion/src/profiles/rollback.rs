@@ -61,7 +61,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     };
     let Some(expected) = expected else { bail!("no spec of {which} was ever accepted") };
     let version = profile.metadata.resource_version.clone();
-    // Fails if the profile changed since it was read.
+    // With `resourceVersion`, the API server rejects the patch if the profile has changed since it was read.
     let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     if !is_published(&which, &expected, wait.0).await? {

@@ -285,8 +285,8 @@ impl CertificateFiles {
                 return Some(ReloadResult::Unreadable);
             }
         };
-        // Invalid content is not loaded again until a file changes, so it is reported once. This check also covers a
-        // certificate that was read before its key was replaced.
+        // Invalid content is loaded again only after a file changes, so it is reported once. If the certificate was
+        // read before its key was replaced, the new key is such a change.
         if fresh == self.seen {
             return None;
         }

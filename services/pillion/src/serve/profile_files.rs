@@ -76,8 +76,8 @@ impl ProfileFiles {
         Some(loaded)
     }
 
-    /// Hashes the files' names and contents. If two changes occur within the resolution of modification times, these
-    /// would not show the second one.
+    /// Hashes the files' names and contents. Modification times are not used, because two changes within the resolution
+    /// of these times would look like one.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for path in &self.paths {

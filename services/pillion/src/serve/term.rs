@@ -129,8 +129,8 @@ impl Term {
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
-            // The probe task also creates the ConfigMap of the kill switch. If certificates are managed, the keeper of
-            // the webhook configurations creates it instead.
+            // The probe task also creates the ConfigMap of the kill switch. If certificates are managed, the task for
+            // the webhook configurations creates the ConfigMap instead.
             let probing = probe::report(tasks.leading(), self.policy.certificates.probes(), self.metrics.probe);
             tasks.spawn("the probes", probing);
         }
@@ -160,8 +160,8 @@ impl Term {
         );
 
         let (target, targets) = watch::channel(None);
-        // Only the rotation knows whether endpoints respond. So this keeper confirms no target, and never fills an
-        // empty configuration.
+        // Only the rotation knows whether endpoints respond. So this task treats every target as unconfirmed, and never
+        // adds entries to an empty configuration.
         let never: webhook_config::Confirm = Arc::new(|_| async { false }.boxed());
         let (keeper, live) = Keeper::new(webhook_config::Settings::default(), metrics.configuration, targets, never);
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));

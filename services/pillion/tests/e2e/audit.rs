@@ -102,7 +102,7 @@ impl Audit {
 
     /// Waits until the first report is complete.
     async fn wait_until_complete(&self) -> Result<()> {
-        eventually(FOUND_WITHIN, "a complete report", async || {
+        eventually(FOUND_WITHIN, "the report is complete", async || {
             ensure!(self.audited.borrow().report.is_complete);
             Ok(())
         })
@@ -112,7 +112,7 @@ impl Audit {
     /// Waits until the metrics contain this line. A report may be older than the last pods, so the metrics are read
     /// repeatedly.
     async fn wait_for_metric(&self, line: &str) -> Result<()> {
-        eventually(FOUND_WITHIN, "the metrics", async || {
+        eventually(FOUND_WITHIN, "the metrics contain the line", async || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
             ensure!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");

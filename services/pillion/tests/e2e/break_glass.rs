@@ -136,7 +136,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
             let pod = rig.dry_run(SHOP, &bare_pod(&format!("p-{number}"))).await?;
             ensure!(is_untouched(&pod), "{pod}");
         }
-        eventually(SOON, "the log reports it", async || {
+        eventually(SOON, "the replica logs that injection is disabled", async || {
             let log = rig.replicas[0].log_text()?;
             ensure!(log.contains("injection is disabled") && log.contains("by=\"kubectl-patch\""), "{log}");
             Ok(())
@@ -145,7 +145,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
 
         // Neither an unknown value nor the loss of the API server changes the state.
         set_switch(&rig, "off").await?;
-        eventually(SOON, "a warning", async || {
+        eventually(SOON, "the replica logs a warning about the unknown value", async || {
             ensure!(rig.replicas[0].log_text()?.contains("neither enabled nor disabled"));
             Ok(())
         })
@@ -175,7 +175,7 @@ fn kill_switch_stops_replicas_within_two_seconds() {
         page.run(&rig.control_plane, "The kill switch").await?;
         let known = expect_in_time(&rig, false, wait_for_switch_state(&rig.replicas, false).await?).await?;
         println!("enabled: known to three replicas after {known:?}");
-        eventually(SOON, "injected again", async || {
+        eventually(SOON, "pods are injected again", async || {
             let names = names(&rig.dry_run(SHOP, &bare_pod("again")).await?);
             ensure!(names.contains(&"sidecar-nginx".to_owned()), "{names:?}");
             Ok(())
@@ -282,7 +282,7 @@ fn break_glass_commands_work_without_replicas() {
             anyhow::Ok(())
         };
         let refused = async || {
-            eventually(SOON, "refused", async || {
+            eventually(SOON, "pods are rejected", async || {
                 let refused = rig.dry_run(SHOP, &bare_pod("now")).await;
                 ensure!(refused.is_err_and(|error| error.to_string().contains("required.pillion.dev")));
                 Ok(())

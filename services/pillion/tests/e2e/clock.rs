@@ -1,4 +1,4 @@
-//! Clocks that are wrong must not rush or skip a step of the rotation. The API server's clock is authoritative: no
+//! A wrong clock must not shorten or skip a step of the rotation. The API server's clock is authoritative: no
 //! certificate may be issued that is not yet valid by that clock.
 //!
 //! Controllers and replicas are processes of the real program, and the test moves their clocks
@@ -82,7 +82,7 @@ impl Managed {
             leader_replica.with_context(|| format!("the leader {leader} is not one of the test's controllers"))?;
         ensure!(
             metric(leader_replica, "pillion_controller_rotation_last_reconcile_timestamp_seconds").await? > 0.0,
-            "no round yet"
+            "the leader has not completed a round"
         );
         Ok(leader_replica)
     }
@@ -105,10 +105,10 @@ impl Managed {
             let difference =
                 metric(leader_replica, "pillion_controller_clock_difference_seconds").await? - ahead as f64;
             ensure!(difference.abs() < 5.0, "{difference} s from {ahead} s");
-            ensure!(metric(leader_replica, "pillion_controller_clock_agrees").await? < 0.5, "it reports equal clocks");
+            ensure!(metric(leader_replica, "pillion_controller_clock_agrees").await? < 0.5, "the clocks agree");
             ensure!(
                 metric(leader_replica, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? > 0.5,
-                "it continues"
+                "the clocks do not block the rotation"
             );
             Ok(())
         })
@@ -121,11 +121,11 @@ impl Managed {
             let leader_replica = self.wait_for_leader().await?;
             ensure!(
                 metric(leader_replica, "pillion_controller_clock_agrees").await? > 0.5,
-                "it reports different clocks"
+                "the leader reports different clocks"
             );
             ensure!(
                 metric(leader_replica, "pillion_controller_rotation_blocked{reason=\"clock\"}").await? < 0.5,
-                "blocked"
+                "the clocks block the rotation"
             );
             Ok(())
         })
@@ -241,7 +241,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         }
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
         let about = ListParams::default().fields("reason=ClocksDiffer");
-        eventually(PATIENCE, "an Event reports it", async || {
+        eventually(PATIENCE, "Events report the difference and its end", async || {
             let difference: BTreeSet<_> =
                 events.list(&about).await?.items.into_iter().filter_map(|event| event.type_).collect();
             ensure!(difference == BTreeSet::from(["Normal".to_owned(), "Warning".to_owned()]), "{difference:?}");
@@ -344,7 +344,7 @@ fn clock_jump_ahead_shortens_no_wait() {
         clock.ahead_by(0)?;
         managed.wait_until_stable(active + 1, LIMIT).await?;
         let soaked = soaking.elapsed();
-        ensure!(soaked + Duration::from_secs(1) > overlap, "it soaked for {soaked:?}");
+        ensure!(soaked + Duration::from_secs(1) > overlap, "the soak lasted {soaked:?}");
         let results = load.stop().await?;
         print_figures(&format!("soaked for {soaked:.1?} of {overlap:?}: {results}"));
         expect_no_loss(&results)
@@ -419,7 +419,7 @@ fn clock_of_former_leader_shortens_no_wait() {
         managed.controllers[place] = controller(&spec, back).await?;
         managed.wait_until_stable(active + 1, LIMIT).await?;
         let soaked = soaking.elapsed();
-        ensure!(soaked + Duration::from_secs(2) > overlap, "it soaked for {soaked:?}");
+        ensure!(soaked + Duration::from_secs(2) > overlap, "the soak lasted {soaked:?}");
         let results = load.stop().await?;
         print_figures(&format!("soaked for {soaked:.1?} of {overlap:?}: {results}"));
         expect_no_loss(&results)

@@ -122,7 +122,7 @@ fn policies_of_comparison_do_what_profiles_do() {
         created(&plane, PLAIN, &forbidden).await.context("allowed without a policy")?;
         profile_denies(VALIDATION, &forbidden, "a volume is a hostPath")?;
         eventually(SOON, "the policy rejects a hostPath", async || {
-            let refused = created(&plane, VALIDATION, &forbidden).await.err().context("it is allowed")?;
+            let refused = created(&plane, VALIDATION, &forbidden).await.err().context("the pod is allowed")?;
             ensure!(format!("{refused:#}").contains("a volume is a hostPath"), "{refused:#}");
             Ok(())
         })

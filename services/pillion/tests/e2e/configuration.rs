@@ -64,7 +64,7 @@ fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
-/// Returns settings with which the keeper never pauses between two repairs.
+/// Returns settings with which the keeper of the webhook configurations repairs without pauses.
 fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;
@@ -185,12 +185,12 @@ fn persistent_drift_is_paced_and_reported() {
         println!("{written} changes, {repairs} repairs in {lasted:?}");
         let most = 6.0 + (lasted.as_secs_f64() - 0.9) / 1.2;
         ensure!((6.0..=most).contains(&repairs), "{repairs} in {lasted:?}");
-        eventually(SOON, "the log reports it", async || {
+        eventually(SOON, "the metric reports the contention", async || {
             ensure!(kept.metric("pillion_controller_configuration_contested") == Some(1.0));
             Ok(())
         })
         .await?;
-        eventually(SOON, "restored after the contention", async || kept.expect_matches(&target).await).await?;
+        eventually(SOON, "the target is restored", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
@@ -354,7 +354,7 @@ fn unconfirmed_configuration_stays_empty() {
         let kept = KeptControlPlane::filled(without_pauses(), &target).await?;
         kept.confirmed.store(false, Ordering::SeqCst);
         kept.mutating().delete("pillion", &DeleteParams::default()).await?;
-        eventually(SOON, "claimed", async || {
+        eventually(SOON, "the keeper creates an empty configuration", async || {
             let seen = kept.live().await?;
             ensure!(seen.configuration(&|_| None) == Configuration::Empty { epoch: 3 } && seen.validating.is_none());
             Ok(())
@@ -363,7 +363,7 @@ fn unconfirmed_configuration_stays_empty() {
         tokio::time::sleep(Duration::from_millis(1200)).await;
         ensure!(kept.live().await?.configuration(&|_| None) == Configuration::Empty { epoch: 3 });
         kept.confirmed.store(true, Ordering::SeqCst);
-        eventually(SOON, "filled", async || kept.expect_matches(&target).await).await?;
+        eventually(SOON, "the configurations are filled", async || kept.expect_matches(&target).await).await?;
         kept.end().await
     });
 }
@@ -382,7 +382,7 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
             kept.mark("enabled").await?;
             eventually(SOON, "both configurations exist", async || kept.expect_matches(&target).await).await?;
             kept.mark("disabled").await?;
-            took("gone", async || gone().await).await
+            took("the configurations are deleted", async || gone().await).await
         };
         quickest(REPAIRED_WITHIN, "disabled", once).await?;
         // An unknown value leaves the webhooks disabled.
@@ -395,7 +395,7 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
         ensure!(matches!(refused, Err(WriteError::WebhooksDisabled)), "{refused:?}");
 
         kept.mark("enabled").await?;
-        eventually(SOON, "back", async || kept.expect_matches(&target).await).await?;
+        eventually(SOON, "the configurations are recreated", async || kept.expect_matches(&target).await).await?;
         // Runs `pillion uninstall` while a controller runs.
         let accounts = Api::<ServiceAccount>::namespaced(kept.control_plane.client(), NAMESPACE);
         let account = serde_json::from_value(json!({"metadata": {"name": "pillion-controller"}}))?;
@@ -409,7 +409,7 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         tokio::time::sleep(Duration::from_millis(500)).await;
         // A keeper that receives the value late may recreate the configurations once, but then deletes them again.
-        eventually(SOON, "deleted permanently", gone).await?;
+        eventually(SOON, "the configurations are deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("is deleted with the service account pillion-controller"), "{text}");
         // The ConfigMap is deleted together with that service account, after the last controller has ended. So a later

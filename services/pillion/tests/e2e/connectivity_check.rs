@@ -60,7 +60,7 @@ fn webhooks_wait_for_connectivity_check() {
         let managed = start_without_route().await?;
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
-            let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("refused")?;
+            let pod = managed.rig.dry_run("pay", &bare_pod("web")).await.context("a pod is rejected")?;
             ensure!(!names(&pod).contains(&"sidecar-nginx".to_owned()), "a replica is reachable: {pod}");
         }
         ensure!(required_failure_policy(&managed).await? == "Ignore", "no connectivity check has succeeded");
@@ -73,7 +73,7 @@ fn webhooks_wait_for_connectivity_check() {
         println!("pods are rejected without a response {:.1?} after the replica became reachable", begun.elapsed());
         managed.rig.wait_until_called("pay").await?;
         eventually(PATIENCE, "the kill switch exists", async || {
-            ensure!(has_switch(&managed).await?, "it does not exist yet");
+            ensure!(has_switch(&managed).await?, "there is no kill switch yet");
             Ok(())
         })
         .await?;
@@ -96,9 +96,9 @@ fn failed_connectivity_check_delays_enforcement_briefly() {
         ensure!(took > LIMIT / 2, "{took:?}");
         println!("pods are rejected without a response after {took:.1?}, although no API server has reached a replica");
         let events: Api<Event> = Api::namespaced(managed.rig.control_plane.client(), NAMESPACE);
-        eventually(SOON, "the log warns", async || {
+        eventually(SOON, "an Event reports the failed check", async || {
             let about = ListParams::default().fields("reason=ReplicasUnreached");
-            ensure!(events.list(&about).await?.items.len() == 1, "not logged");
+            ensure!(events.list(&about).await?.items.len() == 1, "there is no such Event");
             Ok(())
         })
         .await

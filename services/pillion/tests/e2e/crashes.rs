@@ -118,7 +118,7 @@ impl ReplicaFault {
         let effective = Instant::now();
         tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        // Until TCP gives up, the API server reuses each idle connection to the silent node for one pod.
+        // Until a TCP timeout closes them, the API server reuses each idle connection to the silent node for one pod.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);

@@ -151,7 +151,7 @@ async fn change_configuration(managed: &Managed) -> Result<()> {
     let patch = format!(r#"[{{"op":"replace","path":"/webhooks/0/timeoutSeconds","value":{THEIRS}}}]"#);
     let arguments = ["patch", "mutatingwebhookconfiguration", "pillion", "--type", "json", "--patch", &patch];
     managed.rig.control_plane.kubectl_ok(&arguments).await?;
-    eventually(SOON, "it is restored", async || {
+    eventually(SOON, "the configuration is restored", async || {
         let entries = managed.configurations().get("pillion").await?.webhooks.unwrap_or_default();
         ensure!(entries.iter().all(|entry| entry.timeout_seconds != Some(THEIRS)));
         Ok(())
@@ -385,7 +385,7 @@ fn expiring_certificate_fires_alerts() {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;
         let prometheus = start_prometheus(&managed).await?;
         // The certificate is renewed at least once.
-        eventually(FIRES_WITHIN, "a second certificate", async || {
+        eventually(FIRES_WITHIN, "the certificate is renewed", async || {
             let changes = prometheus
                 .query("changes(pillion_webhook_certificate_not_after_timestamp_seconds[1m])")
                 .map_err(anyhow::Error::msg)?;

@@ -22,7 +22,7 @@ fn doctor_reports_only_real_problems() {
     isolated(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
-        let well = eventually(PATIENCE, "nothing is wrong", async || {
+        let well = eventually(PATIENCE, "the doctor reports no problem", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(result.code == Some(0), "{:#}", result.json);
             Ok(result)
@@ -111,7 +111,7 @@ fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
         })
         .await?;
         register(&right).await?;
-        eventually(PATIENCE, "it is restored", async || {
+        eventually(PATIENCE, "the API server trusts the replicas again", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
             ensure!(
                 !result.codes().iter().any(|code| code.starts_with("ca") || code.starts_with("replica")),
@@ -163,7 +163,7 @@ fn doctor_runs_as_plugin_and_reports_failure() {
         let output = run(&["explain", "namespace/default", "--kubeconfig", "/nowhere"]).await?;
         ensure!(output.status.code() == Some(2), "{output:?}");
 
-        // The flags that kubectl also has.
+        // Flags with kubectl's names select a context, or a user to impersonate.
         for (arguments, expected) in [
             (&["status", "--context", "elsewhere"][..], "the context \"elsewhere\" of the kubeconfig cannot be used"),
             (&["status", "--as", "jane"], "User \"jane\" cannot list resource \"clusterinjectionprofiles\""),

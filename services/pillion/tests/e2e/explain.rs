@@ -1,5 +1,5 @@
-//! Answers to the question "Why was my pod not injected?". The tests set up each cause on the real API server. `pillion
-//! explain` or `pillion doctor` must report its code and suggest a remedy.
+//! Tests the causes for which a pod is not injected. The tests set up each cause on the real API server. `pillion
+//! explain` or `pillion doctor` must report the code of the cause, and suggest a remedy.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

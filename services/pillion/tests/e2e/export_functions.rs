@@ -79,7 +79,8 @@ fn native_functions_match_api_server_results() {
             .iter()
             .enumerate()
             .map(|(index, (source, expected))| {
-                // A quantity becomes a string only as a value in an object, so here it is compared with a quantity.
+                // The reference shows a quantity as a string, because it becomes one in an object. In this expression
+                // it remains a quantity, so it is compared with a quantity.
                 if let (true, Some(text)) = (source.starts_with("quantity("), expected.as_str()) {
                     return json!({"expression": format!("{source} == quantity('{text}')"), "message": source});
                 }

@@ -227,7 +227,7 @@ fn first_day_pages_work_as_written() {
         quick.as_object_mut().context("values")?.retain(|key, _| key != "profiles" && key != "optIn");
         fs::write(install.folder.path().join("quick.yaml"), quick.to_string())?;
         let commands = install.follow(Some("4. Check the installation"), &administrator).await?;
-        ensure!(commands == 1, "one command installs it");
+        ensure!(commands == 1, "the page has one command for the installation");
         let (rig, processes) = run(control_plane).await?;
         let before = install.follow(Some("kubectl apply "), &administrator).await?;
         rig.wait_until_called("trial").await?;

@@ -49,15 +49,15 @@ fn namespace_is_known_until_deleted() {
             }
             tried += 1;
         }
-        let is_injected = eventually(SOON, "it was looked up", async || {
+        let is_injected = eventually(SOON, "the namespace was looked up", async || {
             let is_injected = injects(&direct, "nowhere").await?;
             let missing =
                 metric(&rig.replicas[0], "pillion_webhook_namespace_lookups_total{result=\"missing\"}").await?;
-            ensure!(is_injected || missing >= 1.0, "it was not looked up");
+            ensure!(is_injected || missing >= 1.0, "the namespace was not looked up");
             Ok(is_injected)
         })
         .await?;
-        ensure!(!is_injected, "there is no such namespace");
+        ensure!(!is_injected, "a pod in a missing namespace is injected");
 
         rig.namespace("labelled-later", None).await?;
         ensure!(!injects(&direct, "labelled-later").await?);

@@ -265,7 +265,7 @@ fn tenant_stores_profiles_without_secrets() {
         .await?;
         for (spec, found) in &secrets {
             let stored = tenant.create(&dry_run(), &profile(spec)?).await;
-            let error = stored.err().with_context(|| format!("it was stored: {spec}"))?.to_string();
+            let error = stored.err().with_context(|| format!("the profile was stored: {spec}"))?.to_string();
             ensure!(error.contains(REJECTION) && error.contains(found) && error.contains(REMEDY), "{spec}: {error}");
         }
         let (allowed, largest) = (no_secrets(), largest());

@@ -107,7 +107,7 @@ fn only_the_controller_writes_revisions_and_status() {
         let tenant = client_of(&control_plane.kubeconfig_as("tenant", &[])?).await?;
         eventually(SOON, "the policy is active", async || {
             for written in writes(&tenant, &forged).await {
-                let error = written.err().context("the tenant wrote it")?.to_string();
+                let error = written.err().context("the tenant wrote the object")?.to_string();
                 ensure!(error.contains("only the controller of Pillion writes"), "{error}");
             }
             Ok(())
@@ -196,8 +196,8 @@ fn upgrade_that_adds_records_rejects_no_pod() {
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
         let pods: Api<Pod> = Api::namespaced(control_plane.client(), "team-a");
         let pod: Pod = serde_json::from_value(plain())?;
-        // Another policy becomes active at the same time as the release's policies. It shows the test when that
-        // happens.
+        // The policy `MARKER` becomes active at the same time as the release's policies. Once it rejects a pod, the
+        // release's policies are active too.
         let with = json!({"crds": {"upgrade": false}});
         let output = helm_ok(&control_plane, &["upgrade", "pillion"], Some(&with)).await?;
         ensure!(output.contains("the\nnext upgrade enables that"), "{output}");

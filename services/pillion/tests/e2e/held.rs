@@ -141,8 +141,8 @@ fn held_pods_wait_until_replicas_recover() {
         // All replicas die while pods are being created.
         cluster.rig().control_plane.apply_yaml(&deployment("early").to_string()).await?;
         eventually(PATIENCE, "the first pods are injected", async || {
-            // The pods are read from the API server, because the scheduler's observations are late while it binds pods.
-            // Some pods must still be missing.
+            // The pods are read from the API server, because the test's `Scheduler` observes pods late while it binds
+            // others. Some pods must still be missing.
             let injected = cluster.pods().await?.iter().filter(|pod| is_injected(pod)).count();
             ensure!(injected >= 10, "{injected} so far");
             Ok(())
@@ -171,7 +171,7 @@ fn held_pods_wait_until_replicas_recover() {
         // A gated pod does not run, even if a client tries to bind it to a node.
         let bound = bind(&client, "bare", "one").await;
         ensure!(bound.as_ref().is_err_and(|error| error.to_string().contains("schedulingGates")), "{bound:?}");
-        eventually(SOON, "the controller counts them", async || {
+        eventually(SOON, "the metric counts the waiting pods of Jobs", async || {
             ensure!(cluster.metric("pillion_controller_held_pods{owner=\"job\"}").await? == 5, "not yet");
             Ok(())
         })
@@ -326,7 +326,7 @@ fn gate_stays_until_label_is_removed() {
         let unasked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unasked"},
                              "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
         let unasked = cluster.rig().create(HELD_NAMESPACE, &unasked).await?;
-        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "the pod does not request it: {unasked}");
+        ensure!(gates(&unasked).is_empty() && names(&unasked) == ["app"], "no profile is requested: {unasked}");
 
         cluster.kill_replicas().await?;
         let mut forged = bare_pod("forged");

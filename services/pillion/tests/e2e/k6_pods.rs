@@ -108,7 +108,7 @@ struct K6 {
 struct Run {
     status: Option<i32>,
     figures: Json,
-    #[expect(dead_code, reason = "a failed expectation is reported")]
+    #[expect(dead_code, reason = "printed by `Debug` in the message of a failed check")]
     output: Output,
 }
 

@@ -111,7 +111,7 @@ fn lookups_of_owners_and_accounts_decide() {
         let web = rig.create("team-a", &pod("w", "plain", &labels, &owners)).await?;
         ensure!(annotation(&web, "example.com/web") == Some("yes"), "{web}");
 
-        eventually(SOON, "each was looked up once", async || {
+        eventually(SOON, "each object was looked up once", async || {
             let metrics = rig.replicas[0].metrics_text().await?;
             for (series, count) in [
                 ("kind=\"service_account\",result=\"found\"", Some(2.0)),

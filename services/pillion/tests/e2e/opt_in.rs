@@ -70,7 +70,7 @@ fn foreign_label_opts_namespace_in() {
             Ok(())
         })
         .await?;
-        eventually(FOUND_WITHIN, "the audit finds it", async || {
+        eventually(FOUND_WITHIN, "the audit finds the pod", async || {
             let metrics = managed.controllers[0].metrics_text().await?;
             let line = metrics
                 .lines()

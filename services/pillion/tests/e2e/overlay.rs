@@ -90,7 +90,7 @@ fn overlay_survives_defaults_of_limit_range() {
         assert_eq!(app["livenessProbe"]["httpGet"]["path"], "/health/app");
         assert_eq!(app["livenessProbe"]["httpGet"]["port"], 15020);
         assert_eq!(app["livenessProbe"]["periodSeconds"], 3);
-        assert_eq!(native["spec"]["containers"].as_array().unwrap().len(), 1, "the overlay has moved");
+        assert_eq!(native["spec"]["containers"].as_array().unwrap().len(), 1, "the proxy is not among the containers");
 
         let other = rig.dry_run("meshed", &pod("other", false)).await?;
         let names: Vec<_> =

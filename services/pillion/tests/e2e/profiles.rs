@@ -66,7 +66,7 @@ fn namespaced_profile_applies_in_its_namespace_only() {
                        metadata: {name: logger, namespace: team-b}\n\
                        spec: {template: {spec: {containers: [{name: logger, image: 'logger:1'}]}}}\n";
         rig.control_plane.apply_yaml(profile).await?;
-        eventually(SOON, "pods of the profile's namespace get it", async || {
+        eventually(SOON, "pods of the namespace get its profile", async || {
             let names = names(&rig.dry_run("team-b", &bare_pod("probe")).await?);
             ensure!(names == ["app", "sidecar-nginx", "logger"], "{names:?}");
             Ok(())

@@ -86,7 +86,7 @@ fn reinvocation_changes_nothing() {
         let record = annotation(&pod, "pillion.dev/injected").context("the record")?;
         assert_eq!(record.matches("/spec/volumes/nginx-conf").count(), 1, "{record}");
 
-        // The last call restored the removed parts, so the log contains it as an injection.
+        // The last call restored the removed volume, so the replica logs this call as an injection.
         eventually(SOON, "all calls are in the log", async || {
             let log = rig.replicas[0].log_text()?;
             let calls = log.lines().filter(|line| line.contains("decided") && line.contains("name=probe"));

@@ -257,7 +257,7 @@ pub(crate) fn is_untouched(pod: &Json) -> bool {
 /// Returns the status with which the API server rejected a request. Fails if the API server did not reject it.
 pub(crate) fn refusal(result: Result<Json>) -> Result<Json> {
     match result {
-        Ok(object) => bail!("it was not rejected: {object}"),
+        Ok(object) => bail!("the request was not rejected: {object}"),
         Err(error) => match error.downcast::<kube::Error>()? {
             kube::Error::Api(status) => Ok(serde_json::to_value(status)?),
             error => Err(error.into()),

@@ -307,7 +307,7 @@ fn stale_workloads_restart_within_budgets() {
             "{}",
             run.stderr
         );
-        ensure!(cluster.get("deployment/web").await?["spec"] == before, "it was restarted");
+        ensure!(cluster.get("deployment/web").await?["spec"] == before, "the Deployment was restarted");
         ensure!(cluster.marks("web").await? == ["2", "2"] && cluster.marks("db").await? == ["2"]);
         stop.cancel();
         nodes.await?

@@ -335,7 +335,7 @@ fn damaged_webhook_configuration_is_restored_within_second() {
         // the test waits until it changes.
         let whole = eventually(LIMIT * 2, "the connectivity check is over", async || {
             let there = configurations.get(RELEASE).await?;
-            ensure!(!is_connectivity_check(&there, RELEASE), "it continues");
+            ensure!(!is_connectivity_check(&there, RELEASE), "the check continues");
             Ok(there.webhooks)
         })
         .await?;

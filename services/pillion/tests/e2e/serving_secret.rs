@@ -184,7 +184,7 @@ async fn wait_for_reloads(replica: &Replica, result: &str, times: f64) -> Result
     let series = reloads(result);
     eventually(SOON, &format!("{series} is {times}"), async || {
         let found = metric(replica, &series).await?;
-        ensure!((found - times).abs() < 0.5, "it is {found}");
+        ensure!((found - times).abs() < 0.5, "the value is {found}");
         Ok(())
     })
     .await
@@ -336,7 +336,7 @@ fn replica_reports_missing_secret_permission() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
-        eventually(SOON, "it is logged", async || {
+        eventually(SOON, "the missing permission is logged", async || {
             let log = replica.log_text()?;
             ensure!(log.contains("get, list and watch for this object, by its name"), "{log}");
             Ok(())

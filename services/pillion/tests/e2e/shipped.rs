@@ -34,10 +34,10 @@ const CONCURRENCY: usize = 8;
 /// Profiles whose injected pods do not meet *restricted*, each with the reason.
 const UNRESTRICTED: [(&str, &str); 7] = [
     ("dapr", "pods may request what *restricted* forbids: volumes of the host, another user"),
-    ("istio", "an init container writes packet rules; with the parameter cni there is none"),
-    ("linkerd", "an init container writes packet rules; with the parameter cni there is none"),
+    ("istio", "an init container writes packet rules, unless the parameter cni is set"),
+    ("linkerd", "an init container writes packet rules, unless the parameter cni is set"),
     ("nginx", "the tutorial's nginx runs as root and listens on port 80"),
-    ("otel-go", "it instruments another process with eBPF, as root"),
+    ("otel-go", "the agent instruments another process with eBPF, as root"),
     ("vault-agent", "a pod may request an agent that runs as root"),
     ("wireguard", "an init container creates a network interface"),
 ];
@@ -130,7 +130,7 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
-            // Without trust anchors, a profile with this parameter would inject nothing.
+            // A profile with the parameter `trustAnchors` injects nothing without trust anchors, so it gets a value.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
             for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
                 parameter["default"] = json!("roots");

@@ -1,5 +1,5 @@
-//! Validation through the API server: of the final object, on updates, and on subresources. The webhook distinguishes
-//! injected parts from those of the author.
+//! Tests validations through the API server: of final objects, of updates, and of subresources. The webhook
+//! distinguishes injected parts from those of the author.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;

@@ -28,7 +28,7 @@ fn installs_and_injects_first_pod() {
         let first = platform.pods("team-a").create(&PostParams::default(), &pod("first", true)).await?;
         ensure!(is_injected(&first), "without the sidecar: {first:?}");
         let injected = begun.elapsed();
-        eventually(SOON, "it runs", async || is_ready(&platform.pods("team-a").get("first").await?)).await?;
+        eventually(SOON, "the pod is ready", async || is_ready(&platform.pods("team-a").get("first").await?)).await?;
         let running = begun.elapsed();
         let before = creations.results_so_far();
         println!(
@@ -41,7 +41,7 @@ fn installs_and_injects_first_pod() {
         let results = creations.stop().await?;
         println!("in the end: {results}");
         ensure!(results.refused.is_empty(), "refused: {:?}", results.refused);
-        ensure!(results.without == before.without, "without the sidecar after the first that had it");
+        ensure!(results.without == before.without, "a pod after the first injected one has no sidecar");
         Ok(())
     });
 }

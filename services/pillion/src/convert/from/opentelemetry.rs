@@ -203,7 +203,7 @@ impl<'d> Resource<'d> {
                 "spec": {
                     "description": escaped(&format!("Instrumentation {full} for {}", language.name)),
                     "extends": {"name": format!("otel-{}", language.name)},
-                    // A child profile inherits `requestedBy` only as a whole.
+                    // `requestedBy` is inherited only as a whole, so it is complete here.
                     "requestedBy": {"annotation": annotation, "values": [full], "truthy": [], "empty": "Absent"},
                     "parameters": self.parameters(language, notes)?,
                 },

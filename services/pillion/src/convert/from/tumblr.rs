@@ -361,7 +361,7 @@ fn words(configuration: &Configuration) -> Vec<String> {
     if version == LATEST { vec![name.clone(), full, format!("{name}:")] } else { vec![full] }
 }
 
-/// Returns a unique name for each profile. It differs from all values that request other profiles.
+/// Returns a unique name for each profile. No name equals a value that requests another profile.
 fn profile_names(configurations: &[Configuration]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (index, configuration) in configurations.iter().enumerate() {

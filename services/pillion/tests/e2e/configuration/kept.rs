@@ -1,4 +1,5 @@
-//! A control plane with a keeper of webhook configurations, and helpers for tests to read and change them.
+//! A control plane in which a [`Keeper`], the leader's task for the webhook configurations, runs in the test process.
+//! Helpers read and change the configurations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::SOON;
 
-/// A control plane, and a keeper with a fixed target.
+/// A control plane, and a [`Keeper`], which keeps the webhook configurations equal to its target.
 pub(super) struct KeptControlPlane {
     pub(super) control_plane: ControlPlane,
     pub(super) release: Arc<Release>,
     target: watch::Sender<Option<Arc<Target>>>,
-    /// Whether the keeper's check of the target succeeds. The keeper writes only a confirmed target.
+    /// The result of the keeper's check of a target. The keeper fills an empty configuration only if this is true.
     pub(super) confirmed: Arc<AtomicBool>,
     registry: Registry,
     pub(super) stop: CancellationToken,

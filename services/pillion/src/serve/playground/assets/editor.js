@@ -19,7 +19,7 @@ export function h(tag, properties, ...children) {
 // --- Colours of YAML ---------------------------------------------------------------------------------------------------
 
 // Groups: a comment, a quoted string, an expression, a key, a constant, punctuation. Other text has no colour. A key must begin
-// a word: otherwise a long word that is not a key would be searched from each of its characters.
+// at the start of a word: otherwise the pattern would be tried at each character of a long word that is not a key.
 const TOKENS = /((?<=^|\s)#.*$)|("(?:[^"\\]|\\.)*"?|(?<![\w])'(?:[^']|'')*'?)|(\$\{[^}]*\}?)|((?<![\w$./*-])[\w$./*-]+(?=\s*:(?:\s|$)))|((?<=^|[\s[,{])(?:true|false|null|-?\d+(?:\.\d+)?)(?=$|[\s,\]}]))|([[\]{},:|>&]|-(?=\s))/g;
 const CLASSES = [null, "c", "s", "e", "k", "n", "p"];
 const EXPRESSION = /\$\{[^}]*\}?/g;
@@ -160,7 +160,7 @@ export class Editor {
       mark.style.width = `${columns}ch`;
       this.marks.push(mark);
     }
-    // Marks follow the rows, because rows are accessed by index.
+    // The marks are appended after the rows, because `repaint` accesses the rows by their index.
     this.paint.append(...this.marks);
     const list = $(`${this.name}-problems`);
     // If the focus is in the list, it moves to the editor. Otherwise the browser would reset it to the top of the page.

@@ -436,7 +436,7 @@ async function start() {
   const offered = own.length > 0 ? own : examples;
   const first = offered.find((one) => one.name === "nginx") ?? offered[0];
   replaced = kept?.replaced ?? null;
-  // If this tab already had the texts in the address, they keep their state.
+  // If this tab already had the texts of the link, their stored state is restored: the example, and whether they may run.
   const isKept = kept && (!linked || EDITORS.every((name) => (linked[name] ?? "") === (kept[name] ?? "")));
   if (isKept) {
     $("examples").value = kept.example ?? "";
