@@ -8,7 +8,7 @@
 //! the original pod with the active revisions. Both are compared with each other, and not with the running pod, because
 //! the API server and other webhooks add fields to the running pod. The running pod is only compared in the values that
 //! change. Such a value must be that of `before`, or that of `after` if an interrupted upgrade has already written it.
-//! Otherwise somebody has changed it, and the pod is not upgraded in place.
+//! Otherwise another client has changed it, and the pod is not upgraded in place.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::expression::Quantity;
 const RESOURCE_FIELDS: [(&str, &str); 4] =
     [("requests", "cpu"), ("requests", "memory"), ("limits", "cpu"), ("limits", "memory")];
 
-/// The resources that determine the QoS class.
+/// The resources that determine the `QoS` class.
 const QOS_RESOURCES: [&str; 2] = ["cpu", "memory"];
 
 /// The maximum number of fields that are listed as obstacles.
@@ -76,7 +76,7 @@ pub enum ContainerList {
 }
 
 pillion_api::labelled! {
-    /// The QoS class of a pod. It cannot change while the pod runs.
+    /// The `QoS` class of a pod. It cannot change while the pod runs.
     #[derive(PartialOrd, Ord)]
     pub enum QosClass {
         /// Each container has equal requests and limits of CPU and memory.
@@ -100,7 +100,7 @@ pub enum Obstacle {
         /// The field, such as `image`.
         field: &'static str,
     },
-    /// The field of this container has neither the old nor the new value. Somebody has changed it.
+    /// The field of this container has neither the old nor the new value, so another client has changed it.
     Edited {
         /// The name of the container.
         container: String,
@@ -114,7 +114,7 @@ pub enum Obstacle {
         /// The field, such as `limits.memory`.
         field: String,
     },
-    /// The QoS class of the pod would change.
+    /// The `QoS` class of the pod would change.
     QosClass {
         /// The class of the running pod.
         from: QosClass,
@@ -180,7 +180,8 @@ pub fn plan(running: &Value, before: &Value, after: &Value, added: &[Box<str>]) 
                 // The container is missing in one of both, so the comparison of the rest finds it.
                 continue;
             };
-            let comparison = Comparison { name, has_run: has_run(list, new), running: found(running, list, name) };
+            let comparison =
+                Comparison { name, has_run: has_run(list, new), running: running_container(running, list, name) };
             let image = comparison.image(old, new, &mut obstacles);
             let resources = comparison.resources(old, new, &mut obstacles);
             if image.is_some() || resources.is_some() {
@@ -209,7 +210,7 @@ pub fn plan(running: &Value, before: &Value, after: &Value, added: &[Box<str>]) 
     }
 }
 
-/// Returns the QoS class of a pod, as Kubernetes computes it.
+/// Returns the `QoS` class of a pod, as Kubernetes computes it.
 #[must_use]
 pub fn qos_class(pod: &Value) -> QosClass {
     let spec = pod.get("spec").unwrap_or(&Value::Null);
@@ -301,7 +302,7 @@ fn container<'p>(pod: &'p mut Value, list: ContainerList, name: &str) -> Option<
     all.iter_mut().find(|one| one.get("name").is_some_and(|found| found == name))?.as_object_mut()
 }
 
-fn found<'p>(pod: &'p Value, list: ContainerList, name: &str) -> Option<&'p Value> {
+fn running_container<'p>(pod: &'p Value, list: ContainerList, name: &str) -> Option<&'p Value> {
     let all = pod.pointer("/spec")?.get(list.field())?.as_array()?;
     all.iter().find(|one| one.get("name").is_some_and(|found| found == name))
 }

@@ -124,18 +124,15 @@ impl Parser {
             let place = self.nodes.len();
             let start = self.offset(key).wrapping_sub(1);
             // The patterns of several bytes match what the API server writes: no white space, and few escapes.
-            let value = match after_plain(key) {
-                [b'"', b':', value @ ..] => {
-                    self.push(Kind::String, start, KEY, self.offset(value).wrapping_sub(1), value)?;
-                    value
-                }
-                _ => {
-                    let rest = self.string(key, KEY)?;
-                    let Some(value) = after_byte(rest, b':') else {
-                        return self.fail(rest, "expected a colon after the key");
-                    };
-                    value
-                }
+            let value = if let [b'"', b':', value @ ..] = after_plain(key) {
+                self.push(Kind::String, start, KEY, self.offset(value).wrapping_sub(1), value)?;
+                value
+            } else {
+                let rest = self.string(key, KEY)?;
+                let Some(value) = after_byte(rest, b':') else {
+                    return self.fail(rest, "expected a colon after the key");
+                };
+                value
             };
             let rest = match value {
                 // Most values are strings or, in managedFields, empty objects. Handling them here avoids recursive

@@ -108,13 +108,13 @@ fn plan_of_author(after: &Value) -> PodPlan {
 
 #[test]
 fn init_container_that_has_run_is_obstacle() {
-    let plain = |image: &str| {
+    let without_policy = |image: &str| {
         rendered(|container| {
             container["image"] = json!(image);
             container.as_object_mut().unwrap().remove("restartPolicy");
         })
     };
-    let (before, after) = (plain("shipper:1"), plain("shipper:2"));
+    let (before, after) = (without_policy("shipper:1"), without_policy("shipper:2"));
     let plan = plan(&before, &before, &after, &["/spec/initContainers/shipper".into()]);
     assert_eq!(obstacles(&plan), ["the image of init container shipper changes, which has already run"]);
 }

@@ -8,8 +8,8 @@
 //! * [`Upgrader`]: plans and executes upgrades.
 //! * [`progress`]: decides from a pod's status whether an upgrade is complete or has failed. It does no I/O.
 
-mod progress;
 mod pull;
+mod progress;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -203,21 +203,23 @@ impl Upgrader {
         let Injected::Profiles(injected) = pillion_engine::audit::read(tape.root()).injected else {
             return impossible("it has no injection record".to_owned());
         };
-        let before = match self.with_revisions(&injected).await? {
-            Ok(before) => before,
-            Err(why) => return impossible(why),
-        };
         let known = self.active.namespace(namespace).context("its namespace is not opted in")?;
         let original = as_written(&pod)?;
         let create = async |snapshot: &Snapshot| {
             created(&original, (namespace, &known), snapshot, &self.lookups, self.cluster.as_ref()).await
         };
-        let (_, before) = create(&before).await?;
         let (_, after) = create(&self.active).await?;
         let (recorded, wanted) = (revisions(&running), revisions(&after));
         if !recorded.keys().eq(wanted.keys()) {
             return impossible("other profiles apply to it now".to_owned());
         }
+        if injected.iter().all(|(profile, has)| wanted.get(&**profile).is_some_and(|to| **to == **has)) {
+            return Ok(PodUpgrade::Done);
+        }
+        let before = match self.with_revisions(&injected).await? {
+            Ok(before) => create(&before).await?.1,
+            Err(why) => return impossible(why),
+        };
         let changes = match plan(&running, &before, &after, &pillion_engine::audit::added(tape.root())) {
             PodPlan::Same => Vec::new(),
             PodPlan::InPlace(changes) => changes,
@@ -231,10 +233,6 @@ impl Upgrader {
             .filter(|((_, from), to)| from != to)
             .map(|((profile, from), to)| (profile.clone(), json!({"from": from, "to": to})))
             .collect();
-        let is_current = injected.iter().all(|(profile, has)| wanted.get(&**profile).is_some_and(|to| **to == **has));
-        if is_current {
-            return Ok(PodUpgrade::Done);
-        }
         let annotation = json!({"uid": pod.metadata.uid, "profiles": upgraded}).to_string();
         Ok(PodUpgrade::Possible(Box::new(Upgrade { pod, changes, annotation })))
     }
@@ -338,10 +336,8 @@ impl Upgrader {
 
     /// Waits until the changed containers run and the pod is as ready as before.
     async fn wait(&self, pod: &DynamicObject, baseline: &Baseline, show: &dyn Fn(&str)) -> anyhow::Result<()> {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
         loop {
-            let now = self.pods_of(pod).get_opt(name).await.context("it cannot be read")?;
-            let Some(now) = now.filter(|now| now.metadata.uid == pod.metadata.uid) else { return Ok(()) };
+            let Some(now) = self.current(pod).await? else { return Ok(()) };
             match baseline.progress(&value(&now)?, Timestamp::now().as_second()) {
                 Progress::Done => return Ok(()),
                 Progress::Waiting(what) => show(&what),
@@ -360,9 +356,8 @@ impl Upgrader {
     ) -> anyhow::Result<()> {
         let back: Vec<_> = changes.iter().map(ContainerChange::reversed).collect();
         let upgraded = annotation(pod, UPGRADED_ANNOTATION);
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
         for _ in 0..ATTEMPTS {
-            let Some(now) = self.pods_of(pod).get_opt(name).await? else { return Ok(()) };
+            let Some(now) = self.current(pod).await? else { return Ok(()) };
             let baseline = Baseline::of(&value(&now)?, &back).back_to(before);
             match self.patch(&now, &back, upgraded).await {
                 Ok(()) => {
@@ -374,6 +369,14 @@ impl Upgrader {
             }
         }
         bail!("other clients keep changing it")
+    }
+
+    /// Returns the current state of a pod. `None` if it no longer exists, even if a `StatefulSet` has created another pod
+    /// with the same name.
+    async fn current(&self, pod: &DynamicObject) -> anyhow::Result<Option<DynamicObject>> {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let now = self.pods_of(pod).get_opt(name).await.context("it cannot be read")?;
+        Ok(now.filter(|now| now.metadata.uid == pod.metadata.uid))
     }
 
     fn pods(&self, namespace: &str) -> Api<DynamicObject> {

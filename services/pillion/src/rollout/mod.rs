@@ -132,6 +132,9 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let states: Vec<_> = states.into_iter().map(StaleState::state).collect();
     let findings = report.findings.into_iter().filter(|finding| states.contains(&finding.state));
     let stale = plan::by_workload(&client, findings).await?;
+    if stale.is_empty() {
+        return Ok(Vec::new());
+    }
     let upgrader = Upgrader::new(client.clone(), &release, lookups).await?;
     let mut lines = Vec::with_capacity(stale.len());
     for stale in stale {

@@ -63,9 +63,8 @@ fn failures() -> Vec<Failure> {
 }
 
 fn profile(failure: &Failure) -> Json {
-    let mut sidecar = failure.sidecar.clone();
-    sidecar["name"] = json!("sidecar");
-    sidecar["imagePullPolicy"] = json!("IfNotPresent");
+    let mut sidecar = json!({"name": "sidecar", "imagePullPolicy": "IfNotPresent"});
+    json_patch::merge(&mut sidecar, &failure.sidecar);
     json!({
         "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": failure.name},
         "spec": {"activation": "Requested", "template": {"spec": {"containers": [sidecar]}}},

@@ -6,22 +6,16 @@ use jiff::Timestamp;
 use pillion_engine::in_place::{ContainerChange, ContainerList, is_same_quantity};
 use serde_json::Value;
 
+use super::pull::PULL_FAILURES;
+
 /// How long a container without a readiness probe must run before its upgrade is complete, in seconds.
 const SETTLE_SECONDS: i64 = 10;
 
 /// The waiting reason of a container that keeps ending.
 const CRASHES: &str = "CrashLoopBackOff";
 
-/// The waiting reasons that mean that the kubelet cannot start the container.
-const FAILURES: [&str; 7] = [
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-];
+/// The waiting reasons that mean that the kubelet has the image, but cannot start the container.
+const START_FAILURES: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
 
 /// The state of a pod before its upgrade.
 #[derive(Clone, Debug)]
@@ -109,7 +103,9 @@ impl Baseline {
         let reason = status.pointer("/state/waiting/reason").and_then(Value::as_str);
         // Directly after the change, the status may still show that the old image crashes.
         let has_restarted = self.restarts.get(name).is_none_or(|before| restarts(status) > *before);
-        let is_failure = |reason: &&str| FAILURES.contains(reason) || (*reason == CRASHES && has_restarted);
+        let is_failure = |reason: &&str| {
+            PULL_FAILURES.contains(reason) || START_FAILURES.contains(reason) || (*reason == CRASHES && has_restarted)
+        };
         if let Some(reason) = reason.filter(is_failure) {
             let message = status.pointer("/state/waiting/message").and_then(Value::as_str).unwrap_or_default();
             let text = format!("container {name} does not run: {reason}: {message}");

@@ -25,7 +25,8 @@ const CONTAINER: &str = "pull";
 /// The command that no image contains.
 const NO_COMMAND: &str = "/pillion-pulls-only-the-image";
 /// The waiting reasons that mean that the image cannot be pulled.
-const PULL_FAILURES: [&str; 4] = ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
+pub(super) const PULL_FAILURES: [&str; 4] =
+    ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
 
 /// The images that are known to be on a node, each as a pair of node and image.
 #[derive(Debug, Default)]
@@ -94,10 +95,10 @@ async fn pull(client: &Client, pod: &DynamicObject, node: &str, image: &str) -> 
             }
         }
     };
-    let pulled = tokio::time::timeout(PULL_LIMIT, waiting).await;
+    let outcome = tokio::time::timeout(PULL_LIMIT, waiting).await;
     // If the deletion fails, a pod that has ended remains.
     let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
-    pulled.unwrap_or_else(|_| bail!("not within {} minutes", PULL_LIMIT.as_secs() / 60))
+    outcome.unwrap_or_else(|_| bail!("not within {} minutes", PULL_LIMIT.as_secs() / 60))
 }
 
 /// Returns the pod that pulls an image. It complies with the `restricted` Pod Security Standard.
