@@ -42,7 +42,7 @@ pub(crate) struct RolloutArgs {
     /// Consider only pods with these labels, as in app=web,tier!=cache.
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     selector: Option<String>,
-    /// Restart the workloads. Without --apply nothing is changed.
+    /// Restart the workloads, or upgrade their pods. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
     /// Upgrade pods in place where that is possible, instead of restarting their workloads. It is possible if revisions
@@ -54,11 +54,11 @@ pub(crate) struct RolloutArgs {
     /// no longer matches them. May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
     states: Vec<StaleState>,
-    /// The maximum number of concurrent restarts.
+    /// The maximum number of workloads that are restarted or upgraded at the same time.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     max_unavailable_workloads: NonZeroUsize,
     /// The timeout for one workload: until its disruption budgets allow the restart, and until its new pods are
-    /// available. After a timeout, no further restart begins.
+    /// available. With --in-place, it applies to each pod. After a timeout, no further workload begins.
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     timeout: Time,
     /// The output format.
