@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Resource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,68 @@ pub struct ProfileStatus {
     /// The number of namespaces in which the profile may apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
+    /// The rollout to running pods, with the strategy `InPlace`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeStatus>,
+}
+
+/// The state of a rollout to running pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeStatus {
+    /// The revision that running pods get.
+    #[schemars(length(max = 64))]
+    pub revision: String,
+    /// The revision to which a failed rollout returns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub previous_revision: Option<String>,
+    /// The phase.
+    pub phase: UpgradePhase,
+    /// The current step, from 0.
+    pub step: u32,
+    /// When the current phase began.
+    #[schemars(schema_with = "time")]
+    pub since: Time,
+    /// The number of running pods that have the profile.
+    pub pods: u32,
+    /// The number of pods with the revision whose containers are ready.
+    pub upgraded: u32,
+    /// The number of pods whose containers are not ready yet after the change.
+    pub upgrading: u32,
+    /// The number of pods that must be recreated to get the revision.
+    pub not_in_place: u32,
+    /// Why the rollout waits, was paused or failed, and why pods must be recreated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub message: Option<String>,
+}
+
+/// The phase of a rollout to running pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradePhase {
+    /// Pods are upgraded until the share of the current step is reached.
+    Upgrading,
+    /// The share of the current step is reached, and the upgraded pods are observed.
+    Baking,
+    /// No further pod is upgraded until the rollout is resumed.
+    Paused,
+    /// The rollout has failed. No further pod is upgraded.
+    Halted,
+    /// The rollout has failed, and pods return to the previous revision.
+    SteppingBack,
+    /// The rollout has failed, and all pods that could return to the previous revision have done so.
+    SteppedBack,
+    /// All pods that can be upgraded in place have the revision.
+    Complete,
+}
+
+impl UpgradePhase {
+    /// Whether the rollout has failed.
+    #[must_use]
+    pub const fn has_failed(self) -> bool {
+        matches!(self, Self::Halted | Self::SteppingBack | Self::SteppedBack)
+    }
 }
 
 /// An active rollback.
@@ -187,6 +249,11 @@ revision_kind!(
     plural::NAMESPACED_REVISION,
     NamespaceResourceScope
 );
+
+/// Returns Kubernetes' schema for a time.
+fn time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "string", "format": "date-time"})
+}
 
 /// Returns Kubernetes' schema for a list of conditions. The list's key is `type`, so server-side apply merges
 /// conditions by type.

@@ -45,6 +45,13 @@ pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 /// back to the same revision again, set another time.
 pub const ROLLBACK_TIME_ANNOTATION: &str = "pillion.dev/rollback-requested-at";
 
+/// Annotation on a profile that steers its rollout to running pods: `pause`, `resume REVISION` or `undo REVISION`. With a
+/// revision, it applies only to the rollout of that revision, so it has no effect on later ones.
+pub const ROLLOUT_ANNOTATION: &str = "pillion.dev/rollout";
+
+/// Label of a pod whose containers are being upgraded in place.
+pub const UPGRADING_LABEL: &str = "pillion.dev/upgrading";
+
 /// The annotation that the kubelet sets on the mirror pod of a static pod. The static pod is already running, so
 /// admission cannot change it.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";

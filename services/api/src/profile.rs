@@ -412,6 +412,51 @@ pub struct Rollout {
     /// Only workloads in these namespaces. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
+    /// How running pods get the newest revision. Default: `OnCreate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<RolloutStrategy>,
+    /// The maximum number of pods that are upgraded at the same time. Only with the strategy `InPlace`. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_unavailable: Option<u32>,
+    /// The shares of the running pods that are upgraded, in ascending order. After each step, the controller compares the
+    /// upgraded pods with the others. Only with the strategy `InPlace`. Default: all pods in one step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub steps: Vec<RolloutStep>,
+    /// How long the upgrade of one pod may take until its containers are ready, in seconds. Only with the strategy
+    /// `InPlace`. Default: 300.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub pod_timeout_seconds: Option<u32>,
+    /// Whether a failed rollout returns all pods to the previous revision. Only with the strategy `InPlace`. Default:
+    /// true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_rollback: Option<bool>,
+}
+
+/// How running pods get the newest revision of a profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RolloutStrategy {
+    /// Only new pods get it.
+    #[default]
+    OnCreate,
+    /// The controller changes images, CPU and memory of injected containers in running pods. New pods keep the promoted
+    /// revision until all running pods are upgraded.
+    InPlace,
+}
+
+/// A step of a rollout to running pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RolloutStep {
+    /// The share of the running pods that have the newest revision after the step, in percent.
+    #[schemars(range(min = 1, max = 100))]
+    pub percent: u8,
+    /// How long the upgraded pods are observed before the next step, in seconds. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 604800))]
+    pub bake_seconds: Option<u32>,
 }
 
 /// Returns the schema of a partial Kubernetes object, which allows any object. The engine checks its fields. With

@@ -14,6 +14,7 @@ use pillion_api::names::{INJECTED_ANNOTATION, SYSTEM_NAMESPACES, UPGRADED_ANNOTA
 use crate::context::{Arena, EvalContext};
 use crate::decision::{ProfileDecision, ProfileOutcome, Reason};
 use crate::expression::Allowances;
+use crate::in_place::Upgraded;
 use crate::inject::without_record;
 use crate::json::{OwnedTape, Value, write_string};
 use crate::lookup::{LookedUp, Wanted};
@@ -73,9 +74,6 @@ pub enum Injected {
     Profiles(Vec<(Box<str>, Box<str>)>),
 }
 
-/// The maximum size of the annotation with the revisions of an upgrade in place, in bytes. A larger one is ignored.
-const MAX_UPGRADED_BYTES: usize = 16 * 1024;
-
 /// The content of a pod's injection record, and the pod without injected changes.
 #[derive(Debug)]
 pub struct Read {
@@ -100,26 +98,20 @@ pub fn read(pod: Value<'_>) -> Read {
         return none(Injected::Foreign);
     };
     let upgraded = upgraded(pod);
-    let profiles = record.revisions().map(|(profile, recorded)| {
-        let upgrade = upgraded.as_ref().and_then(|upgraded| upgraded.root().get("profiles")?.get(&profile));
-        let upgrade = upgrade.filter(|upgrade| upgrade.get("from").is_some_and(|from| from.is(&recorded)));
-        let to = upgrade.and_then(|upgrade| upgrade.get("to")?.as_str());
-        (profile.into(), to.as_deref().unwrap_or(&recorded).into())
-    });
-    let profiles = profiles.collect();
+    let revision = |profile: &str, recorded: &str| -> Box<str> {
+        upgraded.as_ref().map_or(recorded, |upgraded| upgraded.revision(profile, recorded)).into()
+    };
+    let profiles =
+        record.revisions().map(|(profile, recorded)| (profile.as_ref().into(), revision(&profile, &recorded))).collect();
     let original_object = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
     Read { injected: Injected::Profiles(profiles), original_object }
 }
 
 /// Returns the annotation of an upgrade in place. `None` if there was no upgrade, or if the annotation is invalid or was
 /// copied from another pod.
-fn upgraded(pod: Value<'_>) -> Option<OwnedTape> {
+fn upgraded(pod: Value<'_>) -> Option<Upgraded> {
     let text = pod.at(&["metadata", "annotations", UPGRADED_ANNOTATION])?.as_str()?;
-    if text.len() > MAX_UPGRADED_BYTES {
-        return None;
-    }
-    let uid = pod.at(&["metadata", "uid"])?.as_str()?;
-    OwnedTape::parse(&*text).ok().filter(|upgraded| upgraded.root().get("uid").is_some_and(|of| of.is(&uid)))
+    Upgraded::read(&text, &pod.at(&["metadata", "uid"])?.as_str()?)
 }
 
 /// Returns the JSON pointers of the elements that the record of a pod lists as added. Empty without a genuine record.

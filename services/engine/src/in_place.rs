@@ -10,11 +10,16 @@
 //! change. Such a value must be that of `before`, or that of `after` if an interrupted upgrade has already written it.
 //! Otherwise another client has changed it, and the pod is not upgraded in place.
 
+mod annotation;
+
 use std::collections::BTreeSet;
 use std::fmt;
 
 use pillion_api::names::INJECTED_ANNOTATION;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+pub use annotation::{RunningUpgrade, Upgraded, UpgradedProfile};
 
 use crate::expression::Quantity;
 
@@ -40,34 +45,24 @@ pub enum PodPlan {
 }
 
 /// The changes of one injected container.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerChange {
     /// The list with the container.
     pub list: ContainerList,
     /// The name of the container.
     pub name: String,
     /// The old and the new image. `None` if the image does not change, or the running container already has the new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<(String, String)>,
     /// The old and the new resources, each with only `requests` and `limits` of CPU and memory. `None` if they do not
     /// change. The running container may already have some of the new values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<(Value, Value)>,
 }
 
-impl ContainerChange {
-    /// Returns the change that takes this one back.
-    #[must_use]
-    pub fn reversed(&self) -> Self {
-        Self {
-            list: self.list,
-            name: self.name.clone(),
-            image: self.image.clone().map(|(from, to)| (to, from)),
-            resources: self.resources.clone().map(|(from, to)| (to, from)),
-        }
-    }
-}
-
 /// A list of containers in a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ContainerList {
     /// `spec.containers`.
     Containers,

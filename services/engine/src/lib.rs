@@ -47,7 +47,7 @@ pub mod inject;
 pub mod snapshot;
 pub mod review;
 
-// Other users of the pipeline: the audit of running pods, their upgrade in place, and callers without an API server.
-pub mod audit;
+// Other users of the pipeline: the upgrade of running pods in place, their audit, and callers without an API server.
 pub mod in_place;
+pub mod audit;
 pub mod creation;

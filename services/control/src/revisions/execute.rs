@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use super::dry_run::{Verdict, pod_template, verdict};
 use super::dry_runs::DryRunRequest;
 use super::observe::{self, RevisionStore};
-use super::plan::{Plan, ProfileEvent, plan};
+use super::plan::{Plan, PlanSettings, ProfileEvent, plan};
 use super::schedule::{Budget, PassResult, Schedule};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
 use crate::client::chain;
@@ -183,7 +183,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 pass
             }
         };
-        match pass.next_round(&mut store, &writer, &dry_runs, settings.keep) {
+        match pass.next_round(&mut store, &writer, &dry_runs, settings.planning()) {
             Ok(next) => round = Some(next),
             Err((pass, result)) => {
                 schedule.end_pass(result, Instant::now());
@@ -250,7 +250,7 @@ impl Pass {
         store: &mut RevisionStore,
         writer: &Writer,
         dry_runs: &UnboundedSender<DryRunRequest>,
-        keep: usize,
+        settings: PlanSettings,
     ) -> Result<(Self, Writes), (Self, PassResult)> {
         let result = if self.failed.is_empty() { PassResult::Complete } else { PassResult::Failed };
         if self.is_outdated || self.rounds == ROUNDS {
@@ -265,7 +265,7 @@ impl Pass {
         for profile in all {
             // Isolate a panic over one profile. It would end leadership, and the next leader would read the same
             // profile.
-            let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, keep));
+            let decided = guarded(&format_args!("the plan of {}", profile.name), || decide(store, &profile, settings));
             if let Ok(Some((plan, revision))) = decided {
                 work.push((profile, plan, revision));
             }
@@ -315,13 +315,13 @@ impl Pass {
 pub(super) fn decide(
     store: &mut RevisionStore,
     profile: &StoredProfile,
-    keep: usize,
+    settings: PlanSettings,
 ) -> Option<(Plan, Option<RevisionSpec>)> {
     let name = &profile.name;
     let namespaces = store.count(name);
     let existing = store.existing(name, &profile.uid);
     let observed = store.observe(profile, &existing, namespaces)?;
-    let plan = plan(&observed, keep);
+    let plan = plan(&observed, settings);
     let accepted = observed.accepted.as_ref().filter(|_| plan.create).map(|accepted| accepted.revision.clone());
     let revision = match accepted {
         None => None,
@@ -335,13 +335,13 @@ pub(super) fn decide(
                     // The accepted hash is from another build, which serializes the spec differently, and that revision
                     // no longer exists. Use this build's hash instead.
                     store.forget_alias(name);
-                    return decide(store, profile, keep);
+                    return decide(store, profile, settings);
                 }
                 Ok(kept) => Some(kept),
                 Err(fault) => {
                     store.set_unstorable(name.clone(), accepted, fault);
                     // The status reports the error, without a new revision.
-                    return decide(store, profile, keep);
+                    return decide(store, profile, settings);
                 }
             }
         }

@@ -40,6 +40,7 @@ pub use execute::run;
 
 use crate::informer::share;
 use crate::labels::Label;
+use plan::PlanSettings;
 
 /// The label with the bounds of a revision. The bounds are also in the spec, but the watches read only the metadata.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
@@ -59,10 +60,18 @@ pub struct Settings {
     pub retry: Duration,
     /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
+    /// Whether [`crate::rollout`] upgrades running pods. Otherwise the strategy `InPlace` has no effect.
+    pub upgrades_in_place: bool,
+}
+
+impl Settings {
+    const fn planning(&self) -> PlanSettings {
+        PlanSettings { keep: self.keep, upgrades_in_place: self.upgrades_in_place }
+    }
 }
 
 impl Default for Settings {
-    /// Keeps 10 revisions, and has the default memory limits. Collects changes for 100 ms, counts namespaces at most
+    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods. Collects changes for 100 ms, counts namespaces at most
     /// once a minute, and retries writes after 2 s.
     fn default() -> Self {
         Self {
@@ -71,6 +80,7 @@ impl Default for Settings {
             count_every: Duration::from_mins(1),
             retry: Duration::from_secs(2),
             memory: share::Limits::default(),
+            upgrades_in_place: false,
         }
     }
 }

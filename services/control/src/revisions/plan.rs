@@ -2,7 +2,8 @@
 //!
 //! - An accepted generation becomes a revision and is published. A rejected generation changes nothing that is
 //!   published, and the profile's status gives the reason.
-//! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest.
+//! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest. A rollout to running pods
+//!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted revision.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
 //!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, that one is
 //!   published, and the rollback ends. The status records the request, so that the rollback does not start again.
@@ -20,9 +21,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use pillion_api::kinds::ProfileStatus;
+use pillion_api::kinds::{ProfileStatus, UpgradePhase};
 use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TO_ANNOTATION};
-use pillion_api::profile::{Activation, Rollout};
+use pillion_api::profile::{Activation, Rollout, RolloutStrategy};
 use pillion_api::revision::RevisionBounds;
 use pillion_engine::profile::Diagnostic;
 
@@ -107,11 +108,21 @@ pub(super) struct Plan {
     pub(super) delete: Vec<Box<str>>,
 }
 
+/// The settings of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlanSettings {
+    /// The number of latest revisions that are kept.
+    pub(super) keep: usize,
+    /// Whether the controller upgrades running pods. Otherwise the strategy `InPlace` has no effect.
+    pub(super) upgrades_in_place: bool,
+}
+
 /// The revisions to publish.
 struct Publication<'o> {
     newest: Option<&'o str>,
     promoted: Option<&'o str>,
-    rollout: Option<&'o Rollout>,
+    /// Which workloads get `newest`, if not all.
+    rollout: Option<Rollout>,
     rollback: RollbackState,
 }
 
@@ -126,8 +137,8 @@ enum RollbackState {
     Ended(String),
 }
 
-/// Plans the actions. `keep` is the number of latest revisions that are kept.
-pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
+/// Plans the actions.
+pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
     let Observed { accepted, status, existing, .. } = observed;
     if let Some(accepted) = accepted
         && !existing.contains_key(&accepted.revision)
@@ -141,8 +152,8 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
-    let publication = publish(observed, accepted_revision);
-    let (kept, delete) = keep_latest(observed, &publication, accepted_revision, keep);
+    let publication = publish(observed, accepted_revision, settings.upgrades_in_place);
+    let (kept, delete) = keep_latest(observed, &publication, accepted_revision, settings.keep);
     let mut wanted = ProfileStatus {
         conditions: Vec::new(),
         observed_generation: observed.generation,
@@ -153,21 +164,23 @@ pub(super) fn plan(observed: &Observed<'_>, keep: usize) -> Plan {
         revision: publication.newest.map(str::to_owned),
         promoted_revision: publication.promoted.map(str::to_owned),
         accepted_revision: accepted_revision.map(str::to_owned),
-        rollout: publication.rollout.cloned(),
+        rollout: publication.rollout.clone(),
         revisions: kept,
         ended_rollback: match &publication.rollback {
             RollbackState::Ended(request) => Some(request.clone()),
             RollbackState::None | RollbackState::InForce => None,
         },
         namespaces_matched: Some(observed.namespaces),
+        upgrade: None,
     };
     let valid = valid(observed, accepted_revision);
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
-    wanted.conditions = conditions(observed, &publication, valid);
+    wanted.conditions = conditions(observed, &publication, valid, settings.upgrades_in_place);
     let events = events(observed, &wanted, &publication);
-    // Conditions of other writers are not compared or written.
+    // The conditions and the field of other writers are not compared or written.
     let mut known = (*status).clone();
+    known.upgrade = None;
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
     let changed = wanted != known;
     Plan { create: false, dry_run, status: changed.then_some(wanted), events, delete }
@@ -181,7 +194,7 @@ impl Observed<'_> {
     }
 }
 
-fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publication<'o> {
+fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_in_place: bool) -> Publication<'o> {
     let Observed { status, .. } = observed;
     if observed.bounds == Some(RevisionBounds::Parent) {
         let rollback = RollbackState::None;
@@ -202,8 +215,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
         }
         None => status.rollout.as_ref(),
     };
-    let is_partial = |rollout: &&Rollout| rollout.percent.unwrap_or(100) < 100 || rollout.namespace_selector.is_some();
-    let rollout = rollout.filter(is_partial);
+    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, upgrades_in_place));
     let promoted = match rollout {
         None => accepted,
         // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
@@ -215,6 +227,33 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>) -> Publica
     };
     let rollout = rollout.filter(|_| accepted.is_some() && promoted != accepted);
     Publication { newest: accepted, promoted, rollout, rollback }
+}
+
+/// Returns which workloads get the accepted revision when it is not promoted. `None` if all of them get it.
+///
+/// Only the fields that replicas read are published, because replicas of an older version reject a rollout with fields
+/// that they do not know.
+fn unpromoted(
+    rollout: &Rollout,
+    status: &ProfileStatus,
+    accepted: Option<&str>,
+    upgrades_in_place: bool,
+) -> Option<Rollout> {
+    if rollout.strategy == Some(RolloutStrategy::InPlace) {
+        let is_complete = status
+            .upgrade
+            .as_ref()
+            .is_some_and(|upgrade| Some(&*upgrade.revision) == accepted && upgrade.phase == UpgradePhase::Complete);
+        // Before the first promotion, no pod has another revision.
+        let waits = upgrades_in_place && !is_complete && status.promoted_revision.is_some();
+        return waits.then(|| Rollout { percent: Some(0), ..Rollout::default() });
+    }
+    let Rollout { percent, namespace_selector, .. } = rollout;
+    (percent.unwrap_or(100) < 100 || namespace_selector.is_some()).then(|| Rollout {
+        percent: *percent,
+        namespace_selector: namespace_selector.clone(),
+        ..Rollout::default()
+    })
 }
 
 /// Returns the revision to which a request rolls back, and the state of the rollback. Without exactly one matching
@@ -312,6 +351,7 @@ fn conditions(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
     valid: Option<(String, String, String)>,
+    upgrades_in_place: bool,
 ) -> Vec<Condition> {
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
@@ -321,6 +361,9 @@ fn conditions(
         },
     };
     let (state, reason, mut message) = ready(observed, publication);
+    if !upgrades_in_place && strategy(observed) == RolloutStrategy::InPlace {
+        message.push_str("; the strategy InPlace has no effect, because the chart's value rollout.inPlace is false");
+    }
     let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));
         publication.rollback == RollbackState::None && request.from.as_deref().is_none_or(is_current)
@@ -355,6 +398,12 @@ fn conditions(
         .collect()
 }
 
+/// Returns the strategy of the accepted generation.
+fn strategy(observed: &Observed<'_>) -> RolloutStrategy {
+    let rollout = observed.accepted.as_ref().and_then(|accepted| accepted.rollout.as_ref());
+    rollout.and_then(|rollout| rollout.strategy).unwrap_or_default()
+}
+
 /// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored spec is
 /// invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
 fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static str, &'static str, String) {
@@ -370,7 +419,7 @@ fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static st
         let from = observed.accepted.as_ref().map_or("the accepted revision", |accepted| &*accepted.revision);
         return ("True", "RolledBack", format!("rolled back from {from}: all workloads get revision {revision}"));
     }
-    let Some(rollout) = publication.rollout else {
+    let Some(rollout) = &publication.rollout else {
         return ("True", "Published", format!("all workloads get revision {revision}"));
     };
     let others = match publication.promoted {
@@ -378,6 +427,12 @@ fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static st
         Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
         Some(other) => format!("revision {other}, which was deleted: promote or roll back"),
     };
+    if strategy(observed) == RolloutStrategy::InPlace {
+        let message = format!(
+            "running pods are upgraded to revision {revision}, see status.upgrade; until they have it, new pods get {others}"
+        );
+        return ("True", "Upgrading", message);
+    }
     let share = rollout.percent.unwrap_or(100);
     let scope = if rollout.namespace_selector.is_some() { " in the selected namespaces" } else { "" };
     let message = format!("{share} % of the workloads{scope} get revision {revision}, all others get {others}");

@@ -3,7 +3,7 @@
 //! All errors are reported, not only the first. A field that this version does not support is an error, because a
 //! profile must never take effect only in part.
 
-use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec};
+use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec, RolloutStrategy};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
@@ -164,6 +164,33 @@ fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
         diagnostics.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
     }
     check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), diagnostics);
+    let in_place = [
+        ("maxUnavailable", rollout.max_unavailable.is_some()),
+        ("steps", !rollout.steps.is_empty()),
+        ("podTimeoutSeconds", rollout.pod_timeout_seconds.is_some()),
+        ("autoRollback", rollout.auto_rollback.is_some()),
+    ];
+    let on_create =
+        [("percent", rollout.percent.is_some()), ("namespaceSelector", rollout.namespace_selector.is_some())];
+    let (unused, strategy) = match rollout.strategy.unwrap_or_default() {
+        RolloutStrategy::InPlace => (&on_create[..], "OnCreate"),
+        RolloutStrategy::OnCreate => (&in_place[..], "InPlace"),
+    };
+    for (field, _) in unused.iter().filter(|(_, is_set)| *is_set) {
+        let sentence = format!("{field} is only for the strategy {strategy}");
+        let help = match strategy {
+            "InPlace" => "add strategy: InPlace to upgrade running pods",
+            _ => "remove it, or use steps to upgrade running pods in shares",
+        };
+        diagnostics.push(Diagnostic::new(format!("spec.rollout.{field}"), sentence).with_help(help));
+    }
+    if !rollout.steps.is_sorted_by(|one, next| one.percent < next.percent) {
+        diagnostics.push(Diagnostic::new("spec.rollout.steps", "the percentages must increase from step to step"));
+    }
+    for (index, step) in rollout.steps.iter().enumerate().filter(|(_, step)| !(1..=100).contains(&step.percent)) {
+        let path = format!("spec.rollout.steps[{index}].percent");
+        diagnostics.push(Diagnostic::new(path, format!("{} is not between 1 and 100", step.percent)));
+    }
 }
 
 fn check_selector(path: &str, selector: Option<&LabelSelector>, diagnostics: &mut Vec<Diagnostic>) {

@@ -97,6 +97,18 @@ fn checks_rollout() {
     assert!(
         with(&cluster, json!({"percent": 101})).iter().any(|diagnostic| diagnostic.contains("101 is more than 100"))
     );
+    let steps = json!([{"percent": 5, "bakeSeconds": 60}, {"percent": 100}]);
+    let in_place = json!({"strategy": "InPlace", "maxUnavailable": 3, "steps": steps, "autoRollback": false});
+    assert_eq!(with(&own, in_place), Vec::<String>::new());
+    for (wrong, path) in [
+        (json!({"strategy": "InPlace", "percent": 5}), "spec.rollout.percent: percent is only for"),
+        (json!({"steps": steps}), "spec.rollout.steps: steps is only for the strategy InPlace"),
+        (json!({"strategy": "InPlace", "steps": [{"percent": 5}, {"percent": 5}]}), "spec.rollout.steps: the percent"),
+        (json!({"strategy": "InPlace", "steps": [{"percent": 0}]}), "spec.rollout.steps[0].percent: 0 is not between"),
+    ] {
+        let found = with(&cluster, wrong);
+        assert!(found.iter().any(|diagnostic| diagnostic.starts_with(path)), "{path}: {found:?}");
+    }
 }
 
 #[test]

@@ -124,7 +124,7 @@ mod tests {
             ..ProfileStatus::default()
         };
         assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("all workloads", "-"));
-        status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+        status.rollout = Some(Rollout { percent: Some(10), ..Rollout::default() });
         status.promoted_revision = some("a");
         assert_eq!((&*served(&status, "b"), &*served(&status, "a")), ("10 % of workloads", "all others"));
         let rolled = ProfileStatus {

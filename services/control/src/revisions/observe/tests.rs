@@ -5,7 +5,9 @@ use serde_json::json;
 use super::*;
 use crate::guard::faults;
 use crate::revisions::execute::decide;
-use crate::revisions::plan::{ACCEPTED, Plan};
+use crate::revisions::plan::{ACCEPTED, Plan, PlanSettings};
+
+const PLANNING: PlanSettings = PlanSettings { keep: 10, upgrades_in_place: false };
 
 fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
     let metadata = json!({
@@ -102,7 +104,7 @@ fn text_that_panics_is_rejected_with_reason() {
         drop(fault);
         let profile = store.index().stored_profile(&name).unwrap().clone();
         let fault = faults::at(meanwhile);
-        let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the broken spec");
+        let (plan, revision) = decide(&mut store, &profile, PLANNING).expect("a plan for the broken spec");
         drop(fault);
         let (state, message) = accepted_condition(&plan);
         assert!(state == "False" && message.contains("a bug in Pillion"), "{generation}: {state} {message}");
@@ -115,7 +117,7 @@ fn text_that_panics_is_rejected_with_reason() {
 
     store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (plan, revision) = decide(&mut store, &profile, 10).expect("a plan for the corrected spec");
+    let (plan, revision) = decide(&mut store, &profile, PLANNING).expect("a plan for the corrected spec");
     assert!(plan.create && revision.is_some());
 }
 
@@ -140,7 +142,7 @@ fn missing_revision_of_other_build_gets_own_hash() {
     };
     assert_eq!(accepted(&store).as_deref(), Some(hash), "an existing revision keeps its name");
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (_, created) = decide(&mut store, &profile, 10).expect("a plan for the missing revision");
+    let (_, created) = decide(&mut store, &profile, PLANNING).expect("a plan for the missing revision");
     let created = created.expect("a revision to create");
     assert_ne!(created.revision, hash);
     assert!(ProfileSource::Revision(&created).flatten(&name).is_ok(), "replicas would reject it: {created:?}");

@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pillion_api::kinds::UpgradeStatus;
 use pillion_engine::profile::Part;
 
 use super::*;
@@ -16,6 +18,7 @@ struct Case {
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
     verdict: Option<Verdict>,
+    upgrades_in_place: bool,
 }
 
 impl Case {
@@ -37,6 +40,7 @@ impl Case {
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
+            upgrades_in_place: true,
         }
     }
 
@@ -49,7 +53,7 @@ impl Case {
     }
 
     fn rollout(mut self, percent: u8) -> Self {
-        let rollout = Rollout { percent: Some(percent), namespace_selector: None };
+        let rollout = Rollout { percent: Some(percent), ..Rollout::default() };
         if let Some(accepted) = &mut self.accepted {
             accepted.rollout = Some(rollout);
         }
@@ -85,7 +89,7 @@ impl Case {
             conflict: self.conflict.as_ref(),
             verdict: self.verdict.as_ref(),
         };
-        plan(&observed, keep)
+        plan(&observed, PlanSettings { keep, upgrades_in_place: self.upgrades_in_place })
     }
 
     /// Returns the published revision, the promoted revision, and the percentage of the rollout.
@@ -186,7 +190,7 @@ fn broken_generation_changes_no_publication() {
 fn broken_text_keeps_active_rollout() {
     for accepted in [Some("b"), None] {
         let mut case = Case::new(accepted, &["a", "b"]).published("b", Some("a")).broken();
-        case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+        case.status.rollout = Some(Rollout { percent: Some(10), ..Rollout::default() });
         assert_eq!(case.result(), some("b", Some("a"), 10), "{accepted:?}");
     }
 }
@@ -234,7 +238,7 @@ fn profile_bounded_by_parent_has_no_rollout() {
 #[test]
 fn deleted_promoted_revision_stays_in_status() {
     let mut case = Case::new(Some("b"), &["b"]).published("b", Some("a")).rollout(10);
-    case.status.rollout = Some(Rollout { percent: Some(10), namespace_selector: None });
+    case.status.rollout = Some(Rollout { percent: Some(10), ..Rollout::default() });
     assert_eq!(case.result(), some("b", Some("a"), 10), "replicas that have the revision continue to serve it");
     let after = case.plan();
     assert_eq!(after.status.as_ref().unwrap().revisions, ["b"]);
@@ -264,7 +268,7 @@ fn rollout_keeps_promoted_revision_until_complete() {
 
     let mut selected = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
     let selector = serde_json::from_value(serde_json::json!({"matchLabels": {"canary": "yes"}})).unwrap();
-    selected.accepted.as_mut().unwrap().rollout = Some(Rollout { percent: None, namespace_selector: Some(selector) });
+    selected.accepted.as_mut().unwrap().rollout = Some(Rollout { namespace_selector: Some(selector), ..Rollout::default() });
     let status = selected.plan().status.unwrap();
     assert_eq!((status.promoted_revision.as_deref(), status.rollout.is_some()), (Some("a"), true));
 }
@@ -497,4 +501,50 @@ fn dry_run_without_response_is_retried() {
     // Without an accepted revision, no dry run is needed.
     let never = Case::new(None, &[]).broken().plan();
     assert!(!never.dry_run && never.status.unwrap().conditions.iter().all(|condition| condition.type_ != VALID));
+}
+
+#[test]
+fn running_pods_are_upgraded_before_promotion() {
+    let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
+    let strategy = Some(RolloutStrategy::InPlace);
+    case.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
+    let mut without_controller = Case { upgrades_in_place: false, ..case };
+    assert_eq!(without_controller.result(), all("b"));
+    let plan = without_controller.plan().status.unwrap();
+    let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
+    assert!(ready.message.ends_with("because the chart's value rollout.inPlace is false"), "{}", ready.message);
+
+    without_controller.upgrades_in_place = true;
+    let mut case = without_controller;
+    assert_eq!(case.result(), some("b", Some("a"), 0));
+    let published = case.plan().status.unwrap();
+    assert_eq!(published.rollout.as_ref().unwrap().strategy, None, "older replicas do not know the field");
+    case.status = published;
+    let mut upgrade = UpgradeStatus {
+        revision: "b".to_owned(),
+        previous_revision: Some("a".to_owned()),
+        phase: UpgradePhase::SteppedBack,
+        step: 0,
+        since: Time(Timestamp::UNIX_EPOCH),
+        pods: 0,
+        upgraded: 0,
+        upgrading: 0,
+        not_in_place: 0,
+        message: None,
+    };
+    for phase in [UpgradePhase::SteppedBack, UpgradePhase::Baking, UpgradePhase::Halted] {
+        upgrade.phase = phase;
+        case.status.upgrade = Some(upgrade.clone());
+        assert_eq!(case.plan().status, None, "{phase:?} changes nothing, and the field of another writer is kept");
+    }
+    // Completion of another revision's rollout promotes nothing.
+    upgrade.phase = UpgradePhase::Complete;
+    case.status.upgrade = Some(UpgradeStatus { revision: "a".to_owned(), ..upgrade.clone() });
+    assert_eq!(case.plan().status, None);
+    case.status.upgrade = Some(upgrade);
+    assert_eq!(case.result(), all("b"));
+    // The first revision of a profile is served at once.
+    let mut first = Case::new(Some("a"), &["a"]);
+    first.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
+    assert_eq!(first.result(), all("a"));
 }

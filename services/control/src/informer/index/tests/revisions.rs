@@ -25,7 +25,7 @@ fn pointer(uid: &str, published: Option<(&str, Option<&str>, Option<u8>)>) -> St
     let status = published.map(|(newest, promoted, percent)| ProfileStatus {
         revision: Some(newest.to_owned()),
         promoted_revision: promoted.map(str::to_owned),
-        rollout: percent.map(|percent| Rollout { percent: Some(percent), namespace_selector: None }),
+        rollout: percent.map(|percent| Rollout { percent: Some(percent), ..Rollout::default() }),
         ..ProfileStatus::default()
     });
     let mut stored = profile("proxy", 1, Value::Null).with_status(status.unwrap_or_default());

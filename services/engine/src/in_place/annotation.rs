@@ -1,0 +1,105 @@
+//! The annotation `pillion.dev/upgraded` of a running pod. It holds all state of the pod's upgrade, so that any controller
+//! can continue an upgrade that another one began.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::ContainerChange;
+
+/// The maximum size of the annotation in bytes. A larger one is ignored.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// The content of the annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Upgraded {
+    /// The UID of the pod. A copied manifest contains the annotation of another pod, which is ignored.
+    pub uid: String,
+    /// The profiles whose containers were upgraded, by display name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub profiles: BTreeMap<String, UpgradedProfile>,
+    /// The revisions whose upgrade failed, by display name of the profile. They are not tried again.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed: BTreeMap<String, String>,
+    /// The upgrade whose containers are not ready yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<RunningUpgrade>,
+}
+
+/// The revisions of one profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpgradedProfile {
+    /// The revision in the injection record.
+    pub from: String,
+    /// The revision of the last upgrade.
+    pub to: String,
+}
+
+/// An upgrade whose containers are not ready yet, with the state of the pod before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RunningUpgrade {
+    /// When the pod was changed, in seconds since 1970.
+    pub since: i64,
+    /// The revisions before the upgrade of the profiles that it changes, by display name.
+    pub previous: BTreeMap<String, String>,
+    /// Whether the upgrade returns to an earlier revision after a failure. While it runs, the status may still show the
+    /// failures of the later revision.
+    pub is_step_back: bool,
+    /// The changes.
+    pub changes: Vec<ContainerChange>,
+    /// The restarts of all containers before the change, by name.
+    pub restarts: BTreeMap<String, i64>,
+    /// Whether the pod was ready before the change.
+    pub was_ready: bool,
+}
+
+impl Upgraded {
+    /// Parses the annotation of the pod with this UID. `None` if it is too large, invalid, or of another pod.
+    #[must_use]
+    pub fn read(text: &str, uid: &str) -> Option<Self> {
+        if text.len() > MAX_BYTES {
+            return None;
+        }
+        serde_json::from_str::<Self>(text).ok().filter(|upgraded| upgraded.uid == uid)
+    }
+
+    /// Returns the current revision of a profile, whose injection record contains the revision `recorded`.
+    #[must_use]
+    pub fn revision<'r>(&'r self, profile: &str, recorded: &'r str) -> &'r str {
+        let upgrade = self.profiles.get(profile).filter(|upgrade| upgrade.from == recorded);
+        upgrade.map_or(recorded, |upgrade| &upgrade.to)
+    }
+
+    /// Returns the annotation after the upgrade is complete.
+    #[must_use]
+    pub fn completed(&self) -> Self {
+        Self { running: None, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotation_of_other_pod_is_ignored() {
+        let profile = UpgradedProfile { from: "r1".to_owned(), to: "r2".to_owned() };
+        let upgraded = Upgraded {
+            uid: "a".to_owned(),
+            profiles: BTreeMap::from([("log".to_owned(), profile)]),
+            ..Upgraded::default()
+        };
+        let text = serde_json::to_string(&upgraded).unwrap();
+        assert_eq!(text, r#"{"uid":"a","profiles":{"log":{"from":"r1","to":"r2"}}}"#);
+        assert_eq!(Upgraded::read(&text, "a"), Some(upgraded.clone()));
+        let long = format!("{text}{}", " ".repeat(MAX_BYTES));
+        for (text, uid) in [(&*text, "b"), ("{}", "a"), ("[", "a"), (&*long, "a")] {
+            assert_eq!(Upgraded::read(text, uid), None, "{text:.20}");
+        }
+        assert_eq!(upgraded.revision("log", "r1"), "r2");
+        assert_eq!(upgraded.revision("log", "r0"), "r0", "the record is of another revision");
+        assert_eq!(upgraded.revision("other", "r1"), "r1");
+    }
+}
