@@ -147,6 +147,8 @@ codes! {
     ProfileSkipped => "profile_skipped", Error, "restart the workload and read the warnings of the API server";
     /// A container that Pillion added does not start, crashes, runs out of memory or is not ready.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
+    /// No node has room for the pod, to which a profile adds requests.
+    NotScheduled => "not_scheduled", Error, "add nodes, or lower the requests in the profile or the pod";
     /// The pod waits for its injection, held by a scheduling gate.
     Held => "held", Warning, "check that replicas are ready (pillion doctor): the controller then recreates the pod";
     /// The workload has fewer pods than it should have, because the API server rejects new ones.

@@ -40,8 +40,8 @@ pub(crate) struct ExplainFacts {
     pub(crate) switched_off: Option<String>,
     /// The finding that no replica is ready, if that is the case.
     pub(crate) no_replica: Option<Finding>,
-    /// Facts about the times at which the webhook could not answer.
-    pub(crate) silences: Silences,
+    /// Facts that show when the API server could not call the webhook, or no replica was ready.
+    pub(crate) outages: WebhookOutages,
     /// Facts that could not be read.
     pub(crate) unread: Unread,
     /// The cluster facts of the webhook's policy file.
@@ -70,9 +70,10 @@ impl NamespaceFacts {
     }
 }
 
-/// Facts about the times at which the webhook could not answer. Times are in seconds since 1970.
+/// Facts that show when the API server could not call the webhook, or no replica was ready. Times are in seconds since
+/// 1970.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Silences {
+pub(crate) struct WebhookOutages {
     /// When the webhook configuration was created. Before, the API server did not call the webhook.
     pub(crate) registered: Option<i64>,
     /// The number of ready endpoints.
@@ -165,7 +166,7 @@ impl ExplainedObject {
     }
 }
 
-impl Silences {
+impl WebhookOutages {
     /// Returns why the webhook may not have answered at this time; `None` if no reason is known.
     pub(crate) fn at(&self, time: i64) -> Option<WhyNotCalled> {
         if self.off_since.is_some_and(|since| since <= time) {
@@ -492,7 +493,7 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
 }
 
 /// Whether a path exists in the object. The path names list elements by their keys. To avoid false alarms, a path is
-/// treated as existing if this cannot be decided.
+/// treated as existing if it is unknown whether it exists.
 fn has_path(object: &Value, path: &str) -> bool {
     let mut at = object;
     for token in path.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")) {

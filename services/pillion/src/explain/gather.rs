@@ -28,7 +28,7 @@ use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use super::facts::{self, ExplainFacts, ExplainedObject, KINDS, Kind, NamespaceFacts, Silences, Target};
+use super::facts::{self, ExplainFacts, ExplainedObject, KINDS, Kind, NamespaceFacts, Target, WebhookOutages};
 use crate::availability::{self, WebhookDeployment};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
@@ -103,7 +103,7 @@ impl Cluster {
             }
             None => None,
         };
-        let silences = Silences { registered, ready, endpoints_changed, off_since };
+        let outages = WebhookOutages { registered, ready, endpoints_changed, off_since };
         let cluster = policy.map(|policy| policy.cluster_facts().ok().flatten());
         ExplainFacts {
             namespace: self.namespace(namespace, &opt_in, &snapshot).await,
@@ -115,7 +115,7 @@ impl Cluster {
             broken: listing.broken,
             switched_off,
             no_replica,
-            silences,
+            outages,
             unread,
             cluster: cluster.unwrap_or_else(LookedUp::unknown_cluster),
             is_live: true,
@@ -491,7 +491,7 @@ pub(crate) fn around(
         broken: Vec::new(),
         switched_off: None,
         no_replica: None,
-        silences: Silences::default(),
+        outages: WebhookOutages::default(),
         unread: Vec::new(),
         cluster: policy.cluster_facts()?,
         is_live: false,

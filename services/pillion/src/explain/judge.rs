@@ -1,5 +1,5 @@
-//! Derives an explanation from facts, without I/O: the engine decides, [`mod@super::webhooks`] models the API server,
-//! and the audit's rules explain the state of a stored pod.
+//! Derives an explanation from facts, without I/O: the engine computes the decision, [`mod@super::webhooks`] models the
+//! API server, and the audit's rules explain the state of a stored pod.
 
 use std::collections::BTreeMap;
 
@@ -164,7 +164,7 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     }
 }
 
-/// Decides the object with the engine, as on the path that the API server would call.
+/// Runs the engine on the object, as on the path that the API server would call.
 fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.failure_mode).map_or(Endpoint::Any, Endpoint::FailureMode);
@@ -393,7 +393,7 @@ impl Judging<'_> {
         }
     }
 
-    /// Whether the profile would match if the pod did not set `hostNetwork`. The engine decides a copy of the pod
+    /// Whether the profile would match if the pod did not set `hostNetwork`. The engine decides about a copy of the pod
     /// without it.
     fn matches_without_host_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {

@@ -102,8 +102,9 @@ enum Answer {
     InvalidProfiles,
 }
 
-/// Explains an object. The exit code reports findings unless the object matches its profiles, or a new pod would match
-/// them.
+/// Explains an object. Returns [`Exit::Success`] if the object exists, all verdicts are good ([`Verdict::is_good`]),
+/// and no finding is an error or a warning. Returns [`Exit::Failure`] if the given profiles are invalid, and otherwise
+/// [`Exit::Findings`].
 pub(crate) fn run(args: ExplainArgs) -> anyhow::Result<Exit> {
     let output = args.output;
     let (explanations, others) = match block_on(answer(args))? {

@@ -76,7 +76,7 @@ impl Judging<'_> {
         missing
     }
 
-    /// Reports injected containers that do not run or are not ready.
+    /// Reports injected containers that do not run or are not ready, and a pod that no node has room for.
     fn failing(&mut self, pod: &Value) {
         let (facts, question) = (self.facts, self.question);
         let (namespace, name) = (&facts.namespace.name, &question.object.name);
@@ -86,6 +86,9 @@ impl Judging<'_> {
             let finding = self.find(Code::SidecarNotRunning, sidecar.message());
             finding.remedy = remedy;
             finding.profile = Some(sidecar.profile);
+        }
+        if let Some(why) = sidecar::unscheduled(pod) {
+            self.find(Code::NotScheduled, why);
         }
     }
 
@@ -136,7 +139,7 @@ impl Judging<'_> {
             profile_gone: stored.is_none(),
             profile_created: age.created,
             profile_changed: age.changed,
-            not_called: facts.silences.at(created),
+            not_called: facts.outages.at(created),
         };
         let cause = audit::cause(state, &circumstances);
         let (code, message) = match (state, cause) {
@@ -190,8 +193,8 @@ impl Judging<'_> {
 
     /// Explains why the webhook may not have answered.
     fn absence(&self) -> String {
-        let silences = self.facts.silences;
-        if silences.registered.is_some_and(|registered| self.question.created() < registered) {
+        let outages = self.facts.outages;
+        if outages.registered.is_some_and(|registered| self.question.created() < registered) {
             return "the webhook was not registered yet when the pod was created, so it has no sidecar".to_owned();
         }
         "Pillion was down when the pod was created, so it has no sidecar; no replica is ready now".to_owned()
@@ -204,7 +207,7 @@ impl Judging<'_> {
             let causes = "no replica answered, the namespace was not labelled yet, or the profile did not exist yet";
             return format!("when the pod was created, {causes}; files do not show which of these is the cause");
         }
-        let hint = if self.facts.silences.endpoints_changed.is_some_and(|changed| created < changed) {
+        let hint = if self.facts.outages.endpoints_changed.is_some_and(|changed| created < changed) {
             "; the endpoints have changed since"
         } else {
             ""

@@ -362,7 +362,7 @@ pub(crate) fn concerns(stored: &Stored, pod: &Value, namespace: &NamespaceFacts)
     let spec = stored.spec();
     let text = |path: &str| spec.pointer(path).and_then(Value::as_str);
     let keys: Vec<_> = ["/requestedBy/label", "/requestedBy/annotation"].into_iter().filter_map(text).collect();
-    // Only a compiled profile defines which values are requests, so any value is treated as one.
+    // The profile may not compile, and then its request values are unknown. So any value is treated as a request.
     applies_to_all(stored, pod, namespace)
         || !values_of(&keys, pod, namespace).is_empty()
         || is_named(&stored.name.name, pod, namespace)

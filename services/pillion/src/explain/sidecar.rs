@@ -14,8 +14,8 @@ const MANY_RESTARTS: i64 = 3;
 /// The time after which a container that runs but is not ready is considered failing, in seconds.
 const LONG_NOT_READY: i64 = 60;
 
-/// The time after which an init container that still runs is considered failing, in seconds. The application starts only
-/// after it.
+/// The time after which an init container that still runs is considered failing, in seconds. The application starts
+/// only after it.
 const LONG_INIT: i64 = 300;
 
 /// The waiting reasons that do not mean a failure.
@@ -120,16 +120,7 @@ pub(crate) fn failing(pod: &Value, now: i64) -> Vec<FailingSidecar> {
     if pod.pointer("/metadata/annotations").is_none_or(|all| all.get(INJECTED_ANNOTATION).is_none()) {
         return Vec::new();
     }
-    let added: Vec<(String, String)> = of_own_record(pod)
-        .into_iter()
-        .filter(|change| change.what == ChangeKind::Added)
-        .filter_map(|change| {
-            let name = ["/spec/containers/", "/spec/initContainers/"]
-                .into_iter()
-                .find_map(|list| change.path.strip_prefix(list))?;
-            (!name.contains('/')).then(|| (name.to_owned(), change.by.clone()))
-        })
-        .collect();
+    let added = added_containers(pod);
     let lists = [("containers", "containerStatuses"), ("initContainers", "initContainerStatuses")];
     let mut failing = Vec::new();
     for (list, statuses) in lists {
@@ -150,8 +141,48 @@ pub(crate) fn failing(pod: &Value, now: i64) -> Vec<FailingSidecar> {
     failing
 }
 
-/// Returns why a container does not run or is not ready, whether it has run, and whether it is stuck. `None` if it runs,
-/// is starting, or has completed. `spec` is the container in the pod's spec.
+/// Returns why no node can run a stored pod, with the requests of the containers that Pillion added. `None` if the pod is
+/// scheduled, or if Pillion added no requests.
+pub(crate) fn unscheduled(pod: &Value) -> Option<String> {
+    let conditions = pod.pointer("/status/conditions")?.as_array()?;
+    let unscheduled = |condition: &&Value| {
+        is(condition, "type", "PodScheduled")
+            && is(condition, "status", "False")
+            && is(condition, "reason", "Unschedulable")
+    };
+    let why = conditions.iter().find(unscheduled)?.get("message").and_then(Value::as_str).unwrap_or_default();
+    let requests: Vec<_> = added_containers(pod)
+        .into_iter()
+        .filter_map(|(name, profile)| {
+            let lists = ["containers", "initContainers"].into_iter();
+            let specs = lists.filter_map(|list| pod.pointer("/spec")?.get(list)?.as_array()).flatten();
+            let spec = specs.into_iter().find(|spec| is(spec, "name", &name))?;
+            let requests = spec.pointer("/resources/requests")?.as_object().filter(|all| !all.is_empty())?;
+            let requests: Vec<_> = requests
+                .iter()
+                .map(|(resource, value)| format!("{resource} {}", value.as_str().unwrap_or_default()))
+                .collect();
+            Some(format!("container {name} of profile {profile} requests {}", requests.join(", ")))
+        })
+        .collect();
+    (!requests.is_empty()).then(|| format!("no node has room for it: {why} ({})", requests.join("; ")))
+}
+
+/// Returns the names of the containers that Pillion added, each with its profile.
+fn added_containers(pod: &Value) -> Vec<(String, String)> {
+    let added = of_own_record(pod).into_iter().filter(|change| change.what == ChangeKind::Added);
+    added
+        .filter_map(|change| {
+            let name = ["/spec/containers/", "/spec/initContainers/"]
+                .into_iter()
+                .find_map(|list| change.path.strip_prefix(list))?;
+            (!name.contains('/')).then(|| (name.to_owned(), change.by.clone()))
+        })
+        .collect()
+}
+
+/// Returns why a container does not run or is not ready, whether it has run, and whether it is stuck. `None` if it
+/// runs, is starting, or has completed. `spec` is the container in the pod's spec.
 fn failure(status: &Value, spec: &Value, is_init: bool, now: i64) -> Option<(Failure, bool, bool)> {
     let restarts = status.get("restartCount").and_then(Value::as_i64).unwrap_or_default();
     let last = status.pointer("/lastState/terminated");
@@ -248,6 +279,20 @@ mod tests {
         let seconds = NOW - 1_795_305_600;
         assert_eq!(of(not_ready(true)), [(Failure::NotReady("readiness probe", seconds), true, false)]);
         assert_eq!(of(not_ready(false)), [(Failure::NotReady("startup probe", seconds), true, false)]);
+    }
+
+    #[test]
+    fn unscheduled_pod_names_added_requests() {
+        let mut pod = pod(&json!({"name": "shipper"}));
+        assert_eq!(unscheduled(&pod), None);
+        let message = "0/3 nodes are available: 3 Insufficient cpu.";
+        pod["status"]["conditions"] =
+            json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
+        assert_eq!(unscheduled(&pod), None, "the profile adds no requests");
+        pod["spec"]["containers"][1]["resources"]["requests"] = json!({"cpu": "2", "memory": "1Gi"});
+        let expected = "no node has room for it: 0/3 nodes are available: 3 Insufficient cpu. \
+                        (container shipper of profile log requests cpu 2, memory 1Gi)";
+        assert_eq!(unscheduled(&pod).as_deref(), Some(expected));
     }
 
     #[test]

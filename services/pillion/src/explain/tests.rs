@@ -13,7 +13,7 @@ use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use serde_json::{Value, json};
 
-use super::facts::{self, ExplainFacts, ExplainedObject, NamespaceFacts, Silences};
+use super::facts::{self, ExplainFacts, ExplainedObject, NamespaceFacts, WebhookOutages};
 use super::judge::{Explanation, Verdict, judge};
 use crate::availability::{WebhookDeployment, no_ready_replica};
 use crate::finding;
@@ -46,7 +46,7 @@ fn explain_facts(labels: &[(&str, &str)], profiles: &[(&str, Value)]) -> Explain
         broken: Vec::new(),
         switched_off: None,
         no_replica: None,
-        silences: Silences { registered: Some(CREATED - 2_000), ready: Some(2), ..Silences::default() },
+        outages: WebhookOutages { registered: Some(CREATED - 2_000), ready: Some(2), ..WebhookOutages::default() },
         unread: Vec::new(),
         cluster: None,
         is_live: true,
@@ -133,26 +133,29 @@ fn pod_without_record_has_cause_from_creation_time() {
     let facts = || explain_facts(ENABLED, &[logger()]);
     let since = |opted_in| NamespaceAge { opted_in: Some(opted_in), changed: None };
     let late = ExplainFacts { namespace: NamespaceFacts { age: since(CREATED + 60), ..facts().namespace }, ..facts() };
-    let off = Silences { off_since: Some(CREATED - 5), ..facts().silences };
+    let off = WebhookOutages { off_since: Some(CREATED - 5), ..facts().outages };
     for (facts, code, said) in [
         (late, "created_before_opt_in", "2026-11-22T00:01:00Z"),
         (facts(), "unexplained", "a replica skipped the profile"),
         (
-            ExplainFacts { silences: Silences { ready: Some(0), ..facts().silences }, ..facts() },
+            ExplainFacts { outages: WebhookOutages { ready: Some(0), ..facts().outages }, ..facts() },
             "webhook_unavailable",
             "no replica is ready now",
         ),
         (
-            ExplainFacts { silences: Silences { registered: Some(CREATED + 9), ..facts().silences }, ..facts() },
+            ExplainFacts { outages: WebhookOutages { registered: Some(CREATED + 9), ..facts().outages }, ..facts() },
             "webhook_unavailable",
             "was not registered yet",
         ),
         (
-            ExplainFacts { silences: Silences { endpoints_changed: Some(CREATED + 9), ..facts().silences }, ..facts() },
+            ExplainFacts {
+                outages: WebhookOutages { endpoints_changed: Some(CREATED + 9), ..facts().outages },
+                ..facts()
+            },
             "unexplained",
             "have changed since",
         ),
-        (ExplainFacts { silences: off, ..facts() }, "switched_off", "when the pod was created"),
+        (ExplainFacts { outages: off, ..facts() }, "switched_off", "when the pod was created"),
     ] {
         let explanation = judge(&facts, &plain());
         assert_eq!(codes(&explanation), [code], "{said}");
@@ -392,7 +395,7 @@ fn without_replica_new_pods_are_not_injected() {
     let none = |labels| {
         let facts = explain_facts(labels, &[logger()]);
         let no_replica = no_ready_replica(&facts.release, &endpoints, WebhookDeployment::Replicas(0));
-        ExplainFacts { no_replica, silences: Silences { ready: Some(0), ..facts.silences }, ..facts }
+        ExplainFacts { no_replica, outages: WebhookOutages { ready: Some(0), ..facts.outages }, ..facts }
     };
     let why = "Internal error occurred: failed calling webhook \"required.pillion.dev\": connection refused";
     for (labels, verdict, then) in [
@@ -487,7 +490,7 @@ fn rollback_is_reported_with_both_revisions() {
 #[test]
 fn bare_pod_has_remedy_without_controller() {
     let facts = ExplainFacts {
-        silences: Silences { ready: Some(0), ..Silences::default() },
+        outages: WebhookOutages { ready: Some(0), ..WebhookOutages::default() },
         ..explain_facts(ENABLED, &[logger()])
     };
     let remedy =

@@ -21,6 +21,9 @@ struct Failure {
     sentence: &'static str,
 }
 
+/// The API server rejects the pod, so it is never created.
+const REJECTED: &str = "spec.containers[1].livenessProbe.successThreshold: Invalid value";
+
 fn failures() -> Vec<Failure> {
     let failure = |name, sidecar, sentence| Failure { name, sidecar, sentence };
     vec![
@@ -59,6 +62,22 @@ fn failures() -> Vec<Failure> {
                    "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "missing", "key": "a"}}}]}),
             "does not run: CreateContainerConfigError",
         ),
+        failure(
+            "liveness",
+            json!({"image": PAUSE_IMAGE, "livenessProbe": {"tcpSocket": {"port": 9}, "periodSeconds": 1, "failureThreshold": 1}}),
+            "does not run: CrashLoopBackOff|does not run: it was restarted ",
+        ),
+        failure(
+            "room",
+            json!({"image": PAUSE_IMAGE, "resources": {"requests": {"cpu": "1000"}}}),
+            "(container sidecar of profile room requests cpu 1000)",
+        ),
+        failure(
+            "probe",
+            // A liveness probe must have a success threshold of 1.
+            json!({"image": PAUSE_IMAGE, "livenessProbe": {"tcpSocket": {"port": 9}, "successThreshold": 2}}),
+            REJECTED,
+        ),
     ]
 }
 
@@ -79,10 +98,10 @@ fn pod(failure: &Failure) -> Json {
     })
 }
 
-/// Returns a Deployment whose pod requests the profile `startup`.
-fn deployment(namespace: &str) -> Json {
+/// Returns a Deployment whose pod requests this profile.
+fn deployment(namespace: &str, profile: &str) -> Json {
     let pod = json!({
-        "metadata": {"labels": {"app": "web"}, "annotations": {"pillion.dev/profiles": "startup"}},
+        "metadata": {"labels": {"app": "web"}, "annotations": {"pillion.dev/profiles": profile}},
         "spec": {"containers": [{"name": "app", "image": PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent"}]},
     });
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": namespace},
@@ -118,7 +137,8 @@ fn failures_after_creation_are_explained() {
         for failure in &failures {
             platform.kubectl_with_input(&["apply", "-f", "-"], &profile(failure).to_string()).await?;
         }
-        for failure in &failures {
+        let created = || failures.iter().filter(|failure| failure.sentence != REJECTED);
+        for failure in created() {
             eventually(LIMIT, "the pod is injected", async || {
                 let pod = serde_json::from_value(pod(failure))?;
                 let pods = platform.pods("shop");
@@ -130,7 +150,7 @@ fn failures_after_creation_are_explained() {
             })
             .await?;
         }
-        for failure in &failures {
+        for failure in created() {
             let object = format!("pod/{}", failure.name);
             explained(platform, "shop", &object, failure.sentence).await?;
             println!("{object}: {}", failure.sentence);
@@ -139,8 +159,13 @@ fn failures_after_creation_are_explained() {
         // Pods that were never created.
         platform.kubectl(&["create", "quota", "none", "--namespace=full", "--hard=pods=0"]).await?;
         platform.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted"]).await?;
-        for (namespace, sentence) in [("full", "exceeded quota: none"), ("strict", "violates PodSecurity")] {
-            platform.kubectl_with_input(&["apply", "-f", "-"], &deployment(namespace).to_string()).await?;
+        for (namespace, profile, sentence) in [
+            ("full", "startup", "exceeded quota: none"),
+            ("strict", "startup", "violates PodSecurity"),
+            ("shop", "probe", REJECTED),
+        ] {
+            let deployment = deployment(namespace, profile).to_string();
+            platform.kubectl_with_input(&["apply", "-f", "-"], &deployment).await?;
             explained(platform, namespace, "deployment/web", sentence).await?;
             println!("deployment/web in {namespace}: {sentence}");
         }
