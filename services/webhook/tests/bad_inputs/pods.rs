@@ -262,22 +262,24 @@ async fn managed_fields_cost_little() {
     let mut large = review(KNOWN);
     large["request"]["object"]["metadata"]["managedFields"] = managed_fields(2 * MIB);
     let text = large.to_string();
-    let best = |times: &[Duration]| *times.iter().min().unwrap();
-    let (mut scans, mut answers) = (Vec::new(), Vec::new());
-    for _ in 0..10 {
+    // The limit is 20 ms. On a slow machine or in a slow build, it is six times the time that `serde_json` needs to
+    // parse the review. Other work of the machine only makes single responses slower, so the best ones count.
+    let (mut scan, mut answer) = (Duration::MAX, Duration::MAX);
+    let is_fast = |scan: Duration, answer: Duration| answer < Duration::from_millis(20).max(scan.saturating_mul(6));
+    for attempt in 0..60 {
         let began = Instant::now();
         serde_json::from_str::<serde::de::IgnoredAny>(&text).unwrap();
-        scans.push(began.elapsed());
+        scan = scan.min(began.elapsed());
         let body = text.clone();
         let began = Instant::now();
         assert_eq!(send(&app.router, "/mutate", body).await.status(), 200);
-        answers.push(began.elapsed());
+        answer = answer.min(began.elapsed());
+        if attempt >= 10 && is_fast(scan, answer) {
+            break;
+        }
     }
-    let (scan, answer) = (best(&scans), best(&answers));
     println!("{} bytes: {answer:?}, and {scan:?} for a scan by serde_json", text.len());
-    // The limit is 20 ms. On a slow machine or in a slow build, it is six times the time that `serde_json` needs to
-    // parse the review.
-    assert!(answer < Duration::from_millis(20).max(scan * 6), "{answer:?}, and {scan:?} for a scan");
+    assert!(is_fast(scan, answer), "{answer:?}, and {scan:?} for a scan");
 }
 
 fn compiled(name: &ProfileName, spec: &Json) -> Arc<CompiledProfile> {
