@@ -11,7 +11,7 @@ Fails if a map of values is null, because Helm then removes all defaults in it, 
 starts with this check.
 */}}
 {{- define "pillion.check" -}}
-{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
+{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "rollout" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path }}{{ $value = get (default dict $value) . }}{{ end -}}
 {{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which removes all its defaults: omit it, or set only the keys that you want to change" $path) }}{{ end -}}
@@ -53,14 +53,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ default (printf "%s-serving" (include "pillion.name" .)) .Values.webhook.servingSecret }}
 {{- end }}
 
+{{/* The guardrails in the policy files. */}}
+{{- define "pillion.guardrails" -}}
+{{- $guardrails := deepCopy .Values.guardrails.profiles -}}
+{{- if .Values.guardrails.records }}{{ $_ := set $guardrails "recordDecisions" true }}{{ end -}}
+{{- toYaml $guardrails -}}
+{{- end }}
+
 {{/* The policy file of the replicas. Values that webhook and controller share, such as optIn, are set in both files. */}}
 {{- define "pillion.webhookPolicy" -}}
 {{- $policy := dict "apiVersion" "config.pillion.dev/v1alpha1" "kind" "WebhookPolicy" -}}
 {{- $policy = mergeOverwrite $policy (deepCopy (default dict .Values.webhook.policy)) -}}
 {{- if .Values.optIn }}{{ $policy = mergeOverwrite $policy (dict "namespaces" (dict "optIn" .Values.optIn)) }}{{ end -}}
-{{- $guardrails := deepCopy .Values.guardrails.profiles -}}
-{{- if .Values.guardrails.records }}{{ $_ := set $guardrails "recordDecisions" true }}{{ end -}}
-{{- if $guardrails }}{{ $_ := set $policy "guardrails" $guardrails }}{{ end -}}
+{{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}
 {{- toYaml $policy -}}
 {{- end }}
 
@@ -77,6 +82,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- end -}}
 {{- end }}
 
+{{/* The policy file of the controllers. */}}
 {{- define "pillion.controllerPolicy" -}}
 {{- $policy := dict "apiVersion" "config.pillion.dev/v1alpha1" "kind" "ControllerPolicy" -}}
 {{- $policy = mergeOverwrite $policy (deepCopy (default dict .Values.controller.policy)) -}}
@@ -84,6 +90,12 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- if .Values.optIn }}{{ $_ := set $webhooks "optIn" .Values.optIn }}{{ end -}}
 {{- if .Values.excludedNamespaces }}{{ $_ := set $webhooks "excludedNamespaces" .Values.excludedNamespaces }}{{ end -}}
 {{- if $webhooks }}{{ $policy = mergeOverwrite $policy (dict "webhooks" $webhooks) }}{{ end -}}
+{{- if .Values.rollout.inPlace -}}
+{{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "pullSecrets" "requestsPerSecond") -}}
+{{- /* The controller simulates the creation of pods with the guardrails and the facts of the replicas. */}}
+{{- with dig "cluster" dict (default dict .Values.webhook.policy) }}{{ $_ := set $policy "cluster" . }}{{ end -}}
+{{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}
+{{- end -}}
 {{- toYaml $policy -}}
 {{- end }}
 

@@ -4,8 +4,8 @@
 //!
 //! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod, and its
 //! patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the gate is not added again when
-//! the API server calls the webhook a second time. A missing gate therefore proves that the webhook has decided the
-//! pod, whatever the pod's author wrote.
+//! the API server calls the webhook a second time. A missing gate therefore proves that the webhook has decided about
+//! the pod, whatever the pod's author wrote.
 //!
 //! The API server rejects a pod that has both a gate and a node name, so a pod with a node name cannot wait. The policy
 //! adds the gate to such a pod, too. If the webhook runs, it removes the gate before the API server checks the pod. If

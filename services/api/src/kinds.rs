@@ -100,10 +100,18 @@ pub struct UpgradeStatus {
     pub upgrading: u32,
     /// The number of pods that must be recreated to get the revision.
     pub not_in_place: u32,
-    /// Why the rollout waits, was paused or failed, and why pods must be recreated.
+    /// The last handled request to resume or undo, as in the annotation `pillion.dev/rollout`. It is not handled again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub handled_request: Option<String>,
+    /// Why the rollout was paused or has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub message: Option<String>,
+    /// Why pods are not changed now, or cannot be changed in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub waiting: Option<String>,
 }
 
 /// The phase of a rollout to running pods.
@@ -130,6 +138,26 @@ impl UpgradePhase {
     #[must_use]
     pub const fn has_failed(self) -> bool {
         matches!(self, Self::Halted | Self::SteppingBack | Self::SteppedBack)
+    }
+
+    /// Whether the controller changes no further pod, unless a user resumes the rollout.
+    #[must_use]
+    pub const fn has_ended(self) -> bool {
+        matches!(self, Self::Halted | Self::SteppedBack | Self::Complete)
+    }
+
+    /// Returns the phase as in the status.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Upgrading => "Upgrading",
+            Self::Baking => "Baking",
+            Self::Paused => "Paused",
+            Self::Halted => "Halted",
+            Self::SteppingBack => "SteppingBack",
+            Self::SteppedBack => "SteppedBack",
+            Self::Complete => "Complete",
+        }
     }
 }
 

@@ -45,8 +45,9 @@ pub const ROLLBACK_FROM_ANNOTATION: &str = "pillion.dev/rollback-from";
 /// back to the same revision again, set another time.
 pub const ROLLBACK_TIME_ANNOTATION: &str = "pillion.dev/rollback-requested-at";
 
-/// Annotation on a profile that steers its rollout to running pods: `pause`, `resume REVISION` or `undo REVISION`. With a
-/// revision, it applies only to the rollout of that revision, so it has no effect on later ones.
+/// Annotation on a profile that steers its rollout to running pods. Its value is `pause`, `resume REVISION TIME` or
+/// `undo REVISION TIME`. With a revision, it applies only to the rollout of that revision, so it has no effect on later
+/// ones. A request with the same time is handled only once.
 pub const ROLLOUT_ANNOTATION: &str = "pillion.dev/rollout";
 
 /// Label of a pod whose containers are being upgraded in place.

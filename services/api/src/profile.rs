@@ -419,15 +419,15 @@ pub struct Rollout {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_unavailable: Option<u32>,
-    /// The shares of the running pods that are upgraded, in ascending order. After each step, the controller compares the
-    /// upgraded pods with the others. Only with the strategy `InPlace`. Default: all pods in one step.
+    /// The shares of the running pods that are upgraded, in ascending order. After each step, the controller compares
+    /// the upgraded pods with the others. Only with the strategy `InPlace`. Default: all pods in one step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub steps: Vec<RolloutStep>,
     /// How long the upgrade of one pod may take until its containers are ready, in seconds. Only with the strategy
     /// `InPlace`. Default: 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 86400))]
+    #[schemars(range(min = 1, max = 86_400))]
     pub pod_timeout_seconds: Option<u32>,
     /// Whether a failed rollout returns all pods to the previous revision. Only with the strategy `InPlace`. Default:
     /// true.
@@ -455,7 +455,7 @@ pub struct RolloutStep {
     pub percent: u8,
     /// How long the upgraded pods are observed before the next step, in seconds. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 604800))]
+    #[schemars(range(min = 0, max = 604_800))]
     pub bake_seconds: Option<u32>,
 }
 

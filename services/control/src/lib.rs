@@ -15,10 +15,11 @@
 //! * [`webhook_config`]: creates the webhook configurations and corrects drift.
 //! * [`revisions`]: accepts profiles and publishes them as revisions.
 //! * [`audit`]: finds pods that differ from their profiles.
+//! * [`rollout`]: upgrades running pods in place.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
 //!
-//! Replicas and tasks use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics) and
-//! [`release`] (the names of a release's objects).
+//! Replicas and tasks use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics),
+//! [`simulation`] (simulates the creation of pods) and [`release`] (the names of a release's objects).
 
 mod labels;
 mod random;
@@ -37,6 +38,8 @@ pub mod rotator;
 pub mod revisions;
 pub mod audit;
 pub mod held;
+pub mod simulation;
+pub mod rollout;
 
 pub use informer::cache_metrics::CacheMetrics;
 pub use informer::index::Status;

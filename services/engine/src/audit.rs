@@ -101,14 +101,16 @@ pub fn read(pod: Value<'_>) -> Read {
     let revision = |profile: &str, recorded: &str| -> Box<str> {
         upgraded.as_ref().map_or(recorded, |upgraded| upgraded.revision(profile, recorded)).into()
     };
-    let profiles =
-        record.revisions().map(|(profile, recorded)| (profile.as_ref().into(), revision(&profile, &recorded))).collect();
+    let profiles = record
+        .revisions()
+        .map(|(profile, recorded)| (profile.as_ref().into(), revision(&profile, &recorded)))
+        .collect();
     let original_object = without_record(pod, &record, schema::of("", "pods")).ok().flatten();
     Read { injected: Injected::Profiles(profiles), original_object }
 }
 
-/// Returns the annotation of an upgrade in place. `None` if there was no upgrade, or if the annotation is invalid or was
-/// copied from another pod.
+/// Returns the annotation of an upgrade in place. `None` if there was no upgrade, or if the annotation is invalid or
+/// was copied from another pod.
 fn upgraded(pod: Value<'_>) -> Option<Upgraded> {
     let text = pod.at(&["metadata", "annotations", UPGRADED_ANNOTATION])?.as_str()?;
     Upgraded::read(&text, &pod.at(&["metadata", "uid"])?.as_str()?)

@@ -19,7 +19,7 @@ use pillion_api::names::INJECTED_ANNOTATION;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use annotation::{RunningUpgrade, Upgraded, UpgradedProfile};
+pub use annotation::{FailedUpgrade, RunningUpgrade, Upgraded, UpgradedProfile};
 
 use crate::expression::Quantity;
 
@@ -38,9 +38,9 @@ const MAX_FIELDS: usize = 5;
 pub enum PodPlan {
     /// The containers of the pod are as the active revisions define them.
     Same,
-    /// All differences can be made in the running pod.
+    /// All differences can be applied to the running pod.
     InPlace(Vec<ContainerChange>),
-    /// At least one difference cannot be made in the running pod.
+    /// At least one difference cannot be applied to the running pod.
     Recreate(Vec<Obstacle>),
 }
 
@@ -51,7 +51,8 @@ pub struct ContainerChange {
     pub list: ContainerList,
     /// The name of the container.
     pub name: String,
-    /// The old and the new image. `None` if the image does not change, or the running container already has the new one.
+    /// The old and the new image. `None` if the image does not change, or the running container already has the new
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<(String, String)>,
     /// The old and the new resources, each with only `requests` and `limits` of CPU and memory. `None` if they do not

@@ -117,7 +117,8 @@ pub(crate) enum Command {
     },
 }
 
-/// All commands without subcommands, each with the meaning of exit code 1. `None`: the command has no findings.
+/// All commands that run without a further subcommand, each with the meaning of exit code 1. `None`: the command has no
+/// findings.
 const COMMANDS: &[(&str, Option<&str>)] = &[
     ("certs rotate", Some("the rotation is not complete after --wait")),
     ("completion", None),
@@ -130,7 +131,10 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("dev", None),
     ("diff", Some("a pod would be different")),
     ("doctor", Some("a check found a problem")),
-    ("explain", Some("the object does not, or would not, match its profiles")),
+    (
+        "explain",
+        Some("the object is not, or would not be, injected as its profiles require; or there is an error or a warning"),
+    ),
     ("export", Some(LEFT_OUT)),
     ("inject", Some("a pod is rejected, or a profile or manifest is invalid; nothing is printed")),
     ("lint", Some("a profile is invalid")),
@@ -139,6 +143,11 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("profiles list", None),
     ("profiles rollback", Some("the revision is not published after --wait")),
     ("rollout", Some("a workload is still stale")),
+    ("rollout pause", None),
+    ("rollout plan", None),
+    ("rollout resume", None),
+    ("rollout status", Some("a rollout has failed, or still runs after the --timeout of --watch")),
+    ("rollout undo", None),
     ("status", Some("the installation does not work, or a pod differs from its profiles")),
     ("test", Some("a test case fails or is invalid")),
     ("uninject", Some("a part could not be removed; the rest is printed")),
@@ -302,7 +311,10 @@ fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
     for (path, _) in COMMANDS {
         let command = find(program, path)?;
         let usage = command.clone().render_usage().to_string();
-        let usage = usage.trim_start_matches("Usage: ").split_whitespace().collect::<Vec<_>>().join(" ");
+        // A command with its own arguments and subcommands has two lines.
+        let usage = usage.trim_start_matches("Usage: ").lines();
+        let usage =
+            usage.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join("\n");
         let help = command.get_long_about().map_or_else(|| about(command), ToString::to_string);
         let help = help.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
         let help = help.collect::<Vec<_>>().join("\n\n");
@@ -444,6 +456,20 @@ mod tests {
     }
 
     #[test]
+    fn rollout_runs_without_subcommand() {
+        for line in [
+            "pillion rollout",
+            "pillion rollout -A --apply --in-place --timeout 2m",
+            "pillion rollout status",
+            "pillion rollout status -A -o wide",
+            "pillion rollout status team-a/logger --watch --timeout 5m",
+            "pillion rollout resume logger -n team-a",
+        ] {
+            let Command::Rollout(_) = parse(line).unwrap().command else { panic!("{line} has another command") };
+        }
+    }
+
+    #[test]
     fn dev_needs_no_flags() {
         let Command::Dev(args) = parse("pillion dev").unwrap().command else { panic!("the line has another command") };
         assert_eq!(args.listen.to_string(), "127.0.0.1:8443");
@@ -471,6 +497,10 @@ mod tests {
             ("pillion rollout --timeout 600", "expected a duration with a unit, such as 30s"),
             ("pillion certs rotate --wait 10", "expected a duration with a unit"),
             ("pillion status -n shop -A", "cannot be used with"),
+            ("pillion rollout -n shop pause nginx", "cannot be used with"),
+            ("pillion rollout status nginx -A", "cannot be used with"),
+            ("pillion rollout status --timeout 5m", "--watch"),
+            ("pillion rollout undo", "<NAME>"),
             ("pillion status --as-group mesh", "--as <USER>"),
             ("pillion lint -f github profiles", "-f"),
         ] {
@@ -520,14 +550,13 @@ mod tests {
     /// The documentation of all commands.
     const CLI_PAGE: &str = include_str!("../../../docs/cli.md");
 
-    /// Collects the paths of all visible commands without subcommands.
+    /// Collects the paths of all visible commands that run without a further subcommand.
     fn leaves(command: &clap::Command, path: &str, all: &mut BTreeSet<String>) {
         for below in command.get_subcommands().filter(|below| below.get_name() != "help" && !below.is_hide_set()) {
             let path =
                 if path.is_empty() { below.get_name().to_owned() } else { format!("{path} {}", below.get_name()) };
-            if below.has_subcommands() {
-                leaves(below, &path, all);
-            } else {
+            leaves(below, &path, all);
+            if !below.is_subcommand_required_set() {
                 all.insert(path);
             }
         }
@@ -577,6 +606,11 @@ mod tests {
             "profiles list",
             "profiles rollback",
             "rollout",
+            "rollout pause",
+            "rollout plan",
+            "rollout resume",
+            "rollout status",
+            "rollout undo",
             "status",
             "uninstall",
             "version",

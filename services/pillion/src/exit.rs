@@ -8,7 +8,7 @@ use std::process::{ExitCode, Termination};
 pub(crate) enum Exit {
     /// 0: the command succeeded and found nothing wrong.
     Success,
-    /// 1: the command succeeded and found something, such as an error, a difference or a pod without its profiles.
+    /// 1: the command succeeded and found something, such as an error, a difference or a pod that lacks injected parts.
     Findings,
     /// 2: the command failed, such as for invalid arguments, a missing file or an unavailable API server.
     Failure,

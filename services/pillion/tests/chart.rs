@@ -103,6 +103,7 @@ fn everything() -> Json {
             "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
         },
         "guardrails": {"profiles": {"registries": ["ghcr.io/team"]}},
+        "rollout": {"inPlace": true, "pullSecrets": ["registry"], "requestsPerSecond": 50},
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -373,6 +374,12 @@ fn policies_come_from_values() {
             } else if set == "everything" {
                 assert_eq!(policy["webhooks"]["excludedNamespaces"], json!(["vault"]));
                 assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
+                let rollouts = json!({"inPlace": true, "pullSecrets": ["registry"], "requestsPerSecond": 50});
+                assert_eq!(policy["rollouts"], rollouts);
+                assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
+                assert_eq!(policy["guardrails"]["recordDecisions"], true, "a simulated pod equals a created one");
+            } else if component == "controller" {
+                assert_eq!(policy["rollouts"]["inPlace"], false);
             }
         }
     }
@@ -420,6 +427,32 @@ fn rbac_equals_deploy_rbac() {
 }
 
 #[test]
+fn in_place_permissions_follow_value() {
+    let before = rules(rendered(&json!({})));
+    let after = rules(rendered(&json!({"rollout": {"inPlace": true}})));
+    assert!(before.iter().all(|(name, object)| after[name] == *object));
+    let added: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
+    assert!(added.iter().all(|((_, _, name), _)| name == "pillion-controller-in-place"), "{added:?}");
+    let kinds: Vec<_> = added.iter().map(|((kind, namespace, _), _)| (&**kind, &**namespace)).collect();
+    let home = "pillion-system";
+    assert_eq!(kinds, [("ClusterRole", ""), ("ClusterRoleBinding", ""), ("Role", home), ("RoleBinding", home)]);
+    let granted = |index: usize| {
+        let rules = added[index].1["rules"].as_array().unwrap().iter();
+        rules.map(|rule| format!("{} {}: {}", rule["apiGroups"], rule["resources"], rule["verbs"])).collect::<Vec<_>>()
+    };
+    let cluster = [
+        r#"[""] ["pods","pods/resize"]: ["patch"]"#,
+        r#"["policy"] ["poddisruptionbudgets"]: ["list"]"#,
+        r#"[""] ["nodes"]: ["get"]"#,
+    ];
+    assert_eq!(granted(0), cluster);
+    assert_eq!(granted(2), [r#"[""] ["pods"]: ["create","delete"]"#]);
+    for (_, binding) in [added[1], added[3]] {
+        assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
+    }
+}
+
+#[test]
 fn names_follow_the_release() {
     for (name, values) in [("edge", json!({})), ("x", json!({"fullnameOverride": "edge"}))] {
         let objects = template(name, "platform", &values).unwrap();
@@ -454,6 +487,11 @@ fn invalid_values_are_rejected() {
         (json!({"optIn": ["istio-injection"]}), "optIn"),
         (json!({"webhook": {"policy": {"kind": "WebhookPolicy"}}}), "policy"),
         (json!({"webhook": {"policy": {"guardrails": {}}}}), "policy"),
+        (json!({"controller": {"policy": {"guardrails": {}}}}), "policy"),
+        (json!({"controller": {"policy": {"rollouts": {"inPlace": true}}}}), "policy"),
+        (json!({"rollout": {"inplace": true}}), "inplace"),
+        (json!({"rollout": {"pullSecrets": [{"name": "registry"}]}}), "pullSecrets"),
+        (json!({"rollout": {"requestsPerSecond": 0}}), "requestsPerSecond"),
         (json!({"webhook": {"replicas": 2}}), "replicas"),
         (json!({"guardrails": {"profiles": {"maxContainer": 2}}}), "maxContainer"),
         (json!({"webhook": {"topologySpreadConstraints": ["kubernetes.io/hostname"]}}), "topologySpreadConstraints"),

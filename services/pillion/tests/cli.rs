@@ -114,7 +114,7 @@ fn kubeconfig(server: &str) -> String {
 }
 
 /// The commands that connect to an API server, with the arguments that they need.
-fn cluster_commands() -> [&'static [&'static str]; 11] {
+fn cluster_commands() -> [&'static [&'static str]; 13] {
     const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
     [
         &["explain", "pod/web"],
@@ -122,6 +122,8 @@ fn cluster_commands() -> [&'static [&'static str]; 11] {
         &["diff", "-p", PROFILE],
         &["status"],
         &["rollout"],
+        &["rollout", "status"],
+        &["rollout", "undo", "nginx"],
         &["certs", "rotate"],
         &["profiles", "history", "nginx"],
         &["profiles", "list"],

@@ -47,6 +47,19 @@ impl PodFetch {
     }
 }
 
+/// A running pod whose record lists a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfilePod {
+    /// The namespace of the pod.
+    pub namespace: Box<str>,
+    /// The name of the pod.
+    pub name: Box<str>,
+    /// The UID of the pod as a number; 0 if it is invalid.
+    pub uid: u128,
+    /// The revision of the profile, after the last upgrade in place.
+    pub revision: Box<str>,
+}
+
 /// The audit's state for the pods of all opted-in namespaces.
 #[derive(Debug)]
 pub struct Auditor {
@@ -393,7 +406,7 @@ impl Auditor {
         guarded(&format_args!("the lookups for a pod of namespace {name}"), needs).unwrap_or_default()
     }
 
-    /// Judges a whole pod: decides the profiles for which the metadata was not sufficient.
+    /// Judges a whole pod for the profiles for which its metadata was not sufficient.
     pub fn whole(&mut self, pod: Value<'_>, looked_up: &LookedUp) {
         let Ok(Some(audited)) = guarded(&"a pod that the audit reads", || read(pod)) else { return };
         if self.listings.get(&audited.namespace).is_some_and(|listing| listing.gone.contains(&audited.name)) {
@@ -436,7 +449,7 @@ impl Auditor {
             ProfileVerdict { match_state, from_whole: true, ..judged }
         });
         entry.verdict = self.pools.verdicts.share(answered.collect());
-        // Judge the pod again: the results decide which profile of an exclusive group applies.
+        // Judge the pod again: the results determine which profile of an exclusive group applies.
         entry.verdict = judge(&self.snapshot, (&namespace, &state.namespace), entry, false, &mut self.pools);
         if let Some(Due::Some(names)) = self.due.get_mut(&namespace) {
             names.remove(&name);
@@ -451,6 +464,22 @@ impl Auditor {
     pub fn waits(&self, namespace: &str, name: &str) -> bool {
         let pod = self.namespaces.get(namespace).map(|state| state.pods.get(name));
         pod.is_some_and(|pod| pod.is_none_or(|pod| is_open(&pod.verdict)))
+    }
+
+    /// Returns the pods of opted-in namespaces whose record lists a profile, by its display name. `None` before all
+    /// pods are listed.
+    #[must_use]
+    pub fn pods_with(&self, profile: &str) -> Option<Vec<ProfilePod>> {
+        // A namespaced profile applies only to pods of its own namespace.
+        let own = profile.split_once('/').map(|(namespace, _)| namespace);
+        let namespaces = self.namespaces.iter().filter(|(namespace, _)| own.is_none_or(|own| own == &***namespace));
+        let pods = namespaces.flat_map(|(namespace, state)| {
+            state.pods.iter().filter_map(|(name, pod)| {
+                let revision = pod.has.revision(profile)?.into();
+                Some(ProfilePod { namespace: namespace.clone(), name: name.clone(), uid: pod.uid, revision })
+            })
+        });
+        self.is_listed.then(|| pods.collect())
     }
 
     /// The current state of an opted-in namespace; `None` if the namespace is not audited.

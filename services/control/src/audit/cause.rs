@@ -19,7 +19,7 @@ pillion_api::labelled! {
     /// The cause of a difference. The causes are label values of a metric.
     #[derive(Hash, PartialOrd, Ord)]
     pub enum Cause {
-        /// The pod was created before the namespace was opted in, or so soon after that the opt-in had no effect yet.
+        /// The pod was created before the opt-in of the namespace had an effect. This may be shortly after the opt-in.
         BeforeOptIn => "before_opt_in",
         /// The profile was created after the pod.
         ProfileCreated => "profile_created",

@@ -28,7 +28,7 @@ mod report;
 mod facts;
 mod task;
 
-pub use auditor::{Auditor, PodFetch};
+pub use auditor::{Auditor, PodFetch, ProfilePod};
 pub use cause::{Cause, Circumstances, State, WhyNotCalled, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use metrics::AuditMetrics;
@@ -36,7 +36,7 @@ pub use once::{OnceError, PodScope, Served, once, served};
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, PodCounts, ProfileAudit, Report};
 pub use requests::NOT_ENDED;
-pub use task::{AuditChannels, AuditSettings, Audited, Reads, run};
+pub use task::{AuditChannels, AuditSettings, Audited, PodsQuestion, Reads, run};
 
 #[cfg(test)]
 mod panics;

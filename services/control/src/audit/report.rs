@@ -47,7 +47,7 @@ pub struct ProfileAudit {
     pub outdated: u64,
     /// The profile is injected but does not match.
     pub orphaned: u64,
-    /// The whole pod was not read yet, or is not sufficient to decide.
+    /// The whole pod was not read yet, or does not show whether the profile matches.
     pub undecided: u64,
 }
 
@@ -125,7 +125,10 @@ struct Comparison {
 /// Builds a report, pod by pod.
 pub(super) struct Reporter<'a> {
     facts: &'a ClusterFacts,
+    /// The newest revision of each profile, by display name.
     active: HashMap<&'a str, &'a Arc<CompiledProfile>>,
+    /// The promoted revisions of profiles in a rollout, by display name.
+    promoted: HashMap<&'a str, &'a str>,
     /// The comparison for each pair of verdict and record, and the number of pods that share the pair.
     compared: HashMap<(*const Vec<ProfileVerdict>, *const RecordedProfiles), (Comparison, u64)>,
     most: usize,
@@ -136,16 +139,23 @@ impl<'a> Reporter<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, facts: &'a ClusterFacts, most: usize) -> Self {
         let active: HashMap<_, _> =
             snapshot.profiles().iter().map(|profile| (profile.display_name(), profile)).collect();
+        let is_promoted = |profile: &&Arc<CompiledProfile>| {
+            active.get(profile.display_name()).is_some_and(|newest| newest.revision() != profile.revision())
+        };
+        let promoted = snapshot.profiles().active().filter(is_promoted);
+        let promoted = promoted.map(|profile| (profile.display_name(), profile.revision())).collect();
         let profiles = active.keys().map(|name| ((*name).into(), ProfileAudit::default())).collect();
         let report = Report { profiles, ..Report::default() };
-        Self { facts, active, compared: HashMap::new(), most, report }
+        Self { facts, active, promoted, compared: HashMap::new(), most, report }
     }
 
     /// Adds a pod of a namespace that was opted in at `since` or earlier.
     pub(super) fn add(&mut self, namespace: (&str, &Arc<Namespace>), since: i64, name: &str, pod: &PodEntry) {
         let key = (Arc::as_ptr(&pod.verdict), Arc::as_ptr(&pod.has));
-        let (comparison, count) =
-            self.compared.entry(key).or_insert_with(|| (compare(&pod.verdict, &pod.has, &self.active), 0));
+        let (comparison, count) = self
+            .compared
+            .entry(key)
+            .or_insert_with(|| (compare(&pod.verdict, &pod.has, &self.active, &self.promoted), 0));
         *count += 1;
         let pods = &mut self.report.pods;
         let has = |state| comparison.wrong.iter().any(|(_, found, ..)| *found == state);
@@ -254,8 +264,12 @@ fn compare(
     verdict: &[ProfileVerdict],
     has: &RecordedProfiles,
     active: &HashMap<&str, &Arc<CompiledProfile>>,
+    promoted: &HashMap<&str, &str>,
 ) -> Comparison {
     let mut comparison = Comparison::default();
+    let is_newest =
+        |profile: &str, revision: &str| active.get(profile).is_some_and(|active| active.revision() == revision);
+    let is_promoted = |profile: &str, revision: &str| promoted.get(profile).is_some_and(|found| *found == revision);
     for ProfileVerdict { profile, revision, match_state, .. } in verdict {
         let profile = || profile.as_ref().clone();
         let revision: &str = revision;
@@ -263,7 +277,11 @@ fn compare(
             (MatchState::Wanted, None) => {
                 comparison.wrong.push((profile(), State::Missing, Some(revision.into()), None));
             }
-            (MatchState::Wanted, Some(there)) if there != revision => {
+            // During a rollout, a pod with the newest revision is not outdated, even if a new pod would get the
+            // promoted one.
+            (MatchState::Wanted, Some(there))
+                if there != revision && !(is_newest(&profile(), there) && is_promoted(&profile(), revision)) =>
+            {
                 comparison.wrong.push((profile(), State::Outdated, Some(revision.into()), Some(there.into())));
             }
             (MatchState::Wanted, Some(_)) => comparison.right.push(profile()),
@@ -284,7 +302,7 @@ fn compare(
         }
         // A recorded profile with the active revision is not orphaned: the webhook matched it, even if the stored pod
         // has changed since.
-        if active.get(&**profile).is_none_or(|active| active.revision() != &**there) {
+        if !is_newest(profile, there) {
             comparison.wrong.push((profile.clone(), State::Orphaned, None, Some(there.clone())));
         }
     }

@@ -15,11 +15,11 @@ use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::ProfileName;
 use pillion_engine::snapshot::Snapshot;
 use pillion_json::OwnedTape;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tracing::{debug, info, warn};
 
-use super::auditor::{Auditor, PodFetch};
+use super::auditor::{Auditor, PodFetch, ProfilePod};
 use super::facts::ClusterFacts;
 use super::metrics::AuditMetrics;
 use super::report::{ProfileAudit, Report};
@@ -143,12 +143,23 @@ pub struct AuditChannels {
     pub metrics: AuditMetrics,
     /// The channel to the task that writes conditions. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
+    /// Questions about the pods of a profile, from the task that upgrades running pods.
+    pub questions: mpsc::Receiver<PodsQuestion>,
+}
+
+/// Asks for the running pods whose record lists a profile. The answer is dropped until all pods are listed.
+#[derive(Debug)]
+pub struct PodsQuestion {
+    /// The profile's display name.
+    pub profile: Box<str>,
+    /// Receives the pods.
+    pub answer: oneshot::Sender<Vec<ProfilePod>>,
 }
 
 /// Audits while this controller leads. Writes nothing to the cluster.
 pub async fn run(leading: LeaderContext, parts: AuditChannels, settings: AuditSettings) {
     let LeaderContext { client, release, stop } = leading;
-    let AuditChannels { published, mut status, reads, metrics, audited } = parts;
+    let AuditChannels { published, mut status, reads, metrics, audited, questions } = parts;
     let synced = async { status.wait_for(|status| status.synced).await.is_ok() };
     let is_synced = stop.run_until_cancelled(synced).await;
     if is_synced == Some(true) {
@@ -159,14 +170,19 @@ pub async fn run(leading: LeaderContext, parts: AuditChannels, settings: AuditSe
         let (retry_pause, retry_at) = (settings.lookup_retry_pause, Instant::now() + settings.lookup_retry_pause);
         let task =
             Task { client, release, settings, metrics, reads, facts, auditor, retry_pause, retry_at, is_stale: true };
-        Box::pin(stop.run_until_cancelled(task.follow(&published, &audited))).await;
+        Box::pin(stop.run_until_cancelled(task.follow(&published, &audited, questions))).await;
         // Clear the metrics, since the next leader reports them from now on.
         shown.publish(Arc::default());
     }
 }
 
 impl Task {
-    async fn follow(mut self, published: &ArcSwap<Snapshot>, audited: &watch::Sender<Audited>) {
+    async fn follow(
+        mut self,
+        published: &ArcSwap<Snapshot>,
+        audited: &watch::Sender<Audited>,
+        mut questions: mpsc::Receiver<PodsQuestion>,
+    ) {
         let mut pods = watch_pods(&self.client).boxed().ready_chunks(CHANGE_BATCH);
         let mut reports = tokio::time::interval(self.settings.report_every);
         let mut state_reads = tokio::time::interval(self.settings.webhook_check_interval);
@@ -216,6 +232,12 @@ impl Task {
                 Some((pod_fetch, fetched)) = in_flight.next() => {
                     if !self.apply_fetched(pod_fetch, fetched).await {
                         next_fetch = Instant::now() + self.settings.pause_after_failure;
+                    }
+                }
+                Some(PodsQuestion { profile, answer }) = questions.recv() => {
+                    if let Some(pods) = self.auditor.pods_with(&profile) {
+                        // The task that asked may have ended.
+                        let _ = answer.send(pods);
                     }
                 }
                 () = tokio::task::yield_now(), if more_to_judge => {

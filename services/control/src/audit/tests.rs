@@ -543,3 +543,19 @@ fn only_new_profile_text_overrides_injection_record() {
     auditor.judge(100);
     assert_eq!(findings(&auditor, &known(&auditor)), finding("p", "a", State::Orphaned, Cause::ProfileChanged));
 }
+
+#[test]
+fn pods_with_profile_are_listed() {
+    let (snapshot, [new, old]) = with_older_revision();
+    let pods = [pod("r").with("a", &old), pod("ww").with("a", &new), pod("lll")];
+    assert_eq!(Auditor::new(Arc::new(snapshot.clone()), START).pods_with("a"), None, "no pod is listed yet");
+    let auditor = listed(snapshot, &pods);
+    let of = |profile: &str| {
+        let mut found: Vec<_> =
+            auditor.pods_with(profile).unwrap().into_iter().map(|pod| (pod.name, pod.revision)).collect();
+        found.sort();
+        found
+    };
+    assert_eq!(of("a"), [("r".into(), old.into()), ("ww".into(), new.into())]);
+    assert_eq!(of("other/a"), []);
+}

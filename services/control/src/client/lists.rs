@@ -1,4 +1,4 @@
-//! Reads lists page by page, for commands, so that no response is larger than a page.
+//! Reads lists page by page, so that no response is larger than a page.
 
 use std::fmt::Debug;
 
@@ -21,7 +21,11 @@ pub async fn all<K>(api: &Api<K>, parameters: &ListParams) -> kube::Result<Vec<K
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    pages(parameters, async |parameters| api.list(parameters).await).await
+    let list = |parameters: ListParams| {
+        let api = api.clone();
+        async move { api.list(&parameters).await }
+    };
+    pages(parameters, list).await
 }
 
 /// Reads the metadata of all objects of a list.
@@ -32,22 +36,27 @@ pub async fn all_metadata<K>(api: &Api<K>, parameters: &ListParams) -> kube::Res
 where
     K: Clone + DeserializeOwned + Debug,
 {
-    pages(parameters, async |parameters| api.list_metadata(parameters).await).await
+    let list = |parameters: ListParams| {
+        let api = api.clone();
+        async move { api.list_metadata(&parameters).await }
+    };
+    pages(parameters, list).await
 }
 
-async fn pages<K: Clone>(
-    parameters: &ListParams,
-    list: impl AsyncFn(&ListParams) -> kube::Result<ObjectList<K>>,
-) -> kube::Result<Vec<K>> {
+async fn pages<K, F>(parameters: &ListParams, list: impl Fn(ListParams) -> F) -> kube::Result<Vec<K>>
+where
+    K: Clone,
+    F: Future<Output = kube::Result<ObjectList<K>>>,
+{
     let mut page = parameters.clone().limit(PAGE_SIZE);
     let mut all = Vec::new();
     loop {
-        let listed = match list(&page).await {
+        let listed = match list(page.clone()).await {
             Ok(listed) => listed,
             // The token has expired. Later pages would show a later state than the first ones, so read the whole list
             // at once.
             Err(kube::Error::Api(status)) if status.code == EXPIRED && page.continue_token.is_some() => {
-                return list(parameters).await.map(|listed| listed.items);
+                return list(parameters.clone()).await.map(|listed| listed.items);
             }
             Err(error) => return Err(error),
         };
@@ -71,17 +80,17 @@ mod tests {
     /// the limit and continue token of each request.
     async fn listed(pages: &[Result<&str, u16>]) -> (Result<Vec<Value>, String>, Vec<(Option<u32>, Option<String>)>) {
         let (requests, parameters) = (RefCell::new(Vec::new()), ListParams::default());
-        let found = super::pages(&parameters, async |parameters| {
+        let list = async |parameters: ListParams| {
             let mut requests = requests.borrow_mut();
-            requests.push((parameters.limit, parameters.continue_token.clone()));
+            requests.push((parameters.limit, parameters.continue_token));
             let next = pages[requests.len() - 1].map_err(|code| {
                 kube::Error::Api(Box::new(kube::core::Status { code, ..kube::core::Status::default() }))
             })?;
             let list =
                 json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": [requests.len()]});
             Ok(serde_json::from_value(list).unwrap())
-        });
-        let found = found.await.map_err(|error| error.to_string());
+        };
+        let found = super::pages(&parameters, list).await.map_err(|error| error.to_string());
         (found, requests.into_inner())
     }
 

@@ -83,20 +83,7 @@ pub struct Stored {
 
 /// Reads `namespace` with all profiles that may match in it. `None` reads all namespaces and profiles.
 pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> ClusterListing {
-    let mut unread = Vec::new();
-    let mut stored = Vec::new();
-    let cluster = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
-    let own = ApiResource::erase::<InjectionProfile>(&());
-    let own = match namespace {
-        Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &own),
-        None => Api::all_with(client.clone(), &own),
-    };
-    for (part, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
-        match lists::all(&api, &ListParams::default()).await {
-            Ok(found) => stored.extend(found.into_iter().map(Stored::new)),
-            Err(error) => unread.push((part, error_message(&error))),
-        }
-    }
+    let (stored, mut unread) = profiles(client, namespace).await;
     let namespaces = Api::<Object>::all(client.clone());
     let found = match namespace {
         Some(name) => namespaces.get_metadata_opt(name).await.map(|found| found.into_iter().collect()),
@@ -134,6 +121,26 @@ pub async fn read(client: &Client, namespace: Option<&str>, opt_in: &OptIn) -> C
     }
     let snapshot = index.publish().unwrap_or_default();
     ClusterListing { snapshot, serves_revisions, stored, broken, unread }
+}
+
+/// Lists the cluster profiles and the profiles of `namespace`. `None` lists the profiles of all namespaces. Also
+/// returns the kinds that could not be read, with the API server's message.
+pub async fn profiles(client: &Client, namespace: Option<&str>) -> (Vec<Stored>, Vec<(Part, String)>) {
+    let mut unread = Vec::new();
+    let mut stored = Vec::new();
+    let cluster = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<ClusterInjectionProfile>(&()));
+    let own = ApiResource::erase::<InjectionProfile>(&());
+    let own = match namespace {
+        Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &own),
+        None => Api::all_with(client.clone(), &own),
+    };
+    for (part, api) in [(Part::ClusterProfiles, cluster), (Part::NamespaceProfiles, own)] {
+        match lists::all(&api, &ListParams::default()).await {
+            Ok(found) => stored.extend(found.into_iter().map(Stored::new)),
+            Err(error) => unread.push((part, error_message(&error))),
+        }
+    }
+    (stored, unread)
 }
 
 /// Returns the API server's own message, or the error with its causes if there is none.

@@ -179,7 +179,7 @@ struct Failure {
     until: Instant,
 }
 
-/// The state of a cache entry, which decides how it is used.
+/// The state of a cache entry, which determines how it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EntryState {
     /// The entry is served.

@@ -4,7 +4,9 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::Event;
 use pillion_api::kinds::ProfileStatus;
-use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION};
+use pillion_api::names::{
+    ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION, ROLLOUT_ANNOTATION,
+};
 use pillion_engine::profile::ProfileName;
 use serde_json::Value;
 
@@ -69,6 +71,8 @@ pub struct StoredProfile {
     pub status: ProfileStatus,
     /// The rollback that the annotations request.
     pub rollback: Option<Box<RollbackRequest>>,
+    /// The annotation that steers the rollout to running pods.
+    pub rollout: Option<Box<str>>,
 }
 
 /// A request for a rollback, in annotations of a profile.
@@ -107,6 +111,11 @@ impl StoredProfile {
             spec,
             status: ProfileStatus::default(),
             rollback: RollbackRequest::read(&metadata).map(Box::new),
+            rollout: metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(ROLLOUT_ANNOTATION))
+                .map(|text| text.trim().into()),
             name: name(metadata),
         }
     }

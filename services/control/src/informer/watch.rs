@@ -86,7 +86,8 @@ impl Publisher {
         Self { index: self.index.serves_revisions(), ..self }
     }
 
-    /// Also compiles and keeps the stored specs, which the leader accepts. `memory` limits namespaced profiles.
+    /// Also compiles and keeps the stored specs, because the leader creates revisions from them. `memory` limits the
+    /// memory of namespaced profiles.
     pub(crate) fn accepting_texts(self, memory: share::Limits) -> Self {
         Self { index: self.index.serves_revisions().keeping_texts().bounded_by(memory), ..self }
     }

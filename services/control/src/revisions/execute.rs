@@ -191,6 +191,14 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     schedule.schedule_by(at);
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
+                if let Some(followed) = &settings.followed {
+                    let now = Some(store.followed());
+                    followed.send_if_modified(|known| {
+                        let differs = *known != now;
+                        *known = now;
+                        differs
+                    });
+                }
             }
         }
     }

@@ -23,6 +23,7 @@
 mod conflicts;
 mod dry_run;
 mod execute;
+mod followed;
 mod observe;
 mod plan;
 pub(crate) mod profile_status;
@@ -37,6 +38,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 pub use execute::run;
+pub use followed::Followed;
+
+use tokio::sync::watch;
 
 use crate::informer::share;
 use crate::labels::Label;
@@ -44,11 +48,11 @@ use plan::PlanSettings;
 
 /// The label with the bounds of a revision. The bounds are also in the spec, but the watches read only the metadata.
 const BOUNDS_LABEL: &str = "pillion.dev/bounds";
-/// The value of [`BOUNDS_LABEL`] for a revision that only its parent bounds.
+/// The value of [`BOUNDS_LABEL`] for a revision with only the limits of its parent.
 const BOUNDED_BY_PARENT: &str = "Parent";
 
 /// Settings for accepting profiles and keeping revisions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// How many of the latest revisions of a profile are kept. Published and accepted revisions are always kept.
     pub keep: usize,
@@ -60,19 +64,21 @@ pub struct Settings {
     pub retry: Duration,
     /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
-    /// Whether [`crate::rollout`] upgrades running pods. Otherwise the strategy `InPlace` has no effect.
-    pub upgrades_in_place: bool,
+    /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known. `None`
+    /// if that task does not run;
+    /// then the strategy `InPlace` has no effect.
+    pub followed: Option<watch::Sender<Option<Vec<Followed>>>>,
 }
 
 impl Settings {
     const fn planning(&self) -> PlanSettings {
-        PlanSettings { keep: self.keep, upgrades_in_place: self.upgrades_in_place }
+        PlanSettings { keep: self.keep, upgrades_in_place: self.followed.is_some() }
     }
 }
 
 impl Default for Settings {
-    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods. Collects changes for 100 ms, counts namespaces at most
-    /// once a minute, and retries writes after 2 s.
+    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods. Collects changes for 100
+    /// ms, counts namespaces at most once a minute, and retries writes after 2 s.
     fn default() -> Self {
         Self {
             keep: 10,
@@ -80,7 +86,7 @@ impl Default for Settings {
             count_every: Duration::from_mins(1),
             retry: Duration::from_secs(2),
             memory: share::Limits::default(),
-            upgrades_in_place: false,
+            followed: None,
         }
     }
 }

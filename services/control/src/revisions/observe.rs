@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::dry_runs::{DryRunRequest, DryRuns};
+use super::followed::Followed;
 use super::plan::{Accepted, Observed};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -372,6 +373,13 @@ impl RevisionStore {
             conflict: self.conflicts.get(name),
             verdict,
         })
+    }
+
+    /// Returns the profiles whose running pods are upgraded.
+    pub(super) fn followed(&self) -> Vec<Followed> {
+        let stored = self.index().stored();
+        let rollout = |name: &ProfileName| self.index().state(name).and_then(|state| state.good?.rollout());
+        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name))).collect()
     }
 
     /// Whether namespaces must be counted again.

@@ -3,7 +3,8 @@
 //! - An accepted generation becomes a revision and is published. A rejected generation changes nothing that is
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest. A rollout to running pods
-//!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted revision.
+//!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted
+//!   revision.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
 //!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, that one is
 //!   published, and the rollback ends. The status records the request, so that the rollback does not start again.
@@ -220,13 +221,21 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
         None => accepted,
         // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
         // outside of the rollout would lose the profile.
-        Some(_) => status
-            .promoted_revision
-            .as_deref()
-            .filter(|promoted| Some(*promoted) == accepted || observed.may_be_older(promoted)),
+        Some(_) => {
+            last_promoted(status).filter(|promoted| Some(*promoted) == accepted || observed.may_be_older(promoted))
+        }
     };
     let rollout = rollout.filter(|_| accepted.is_some() && promoted != accepted);
     Publication { newest: accepted, promoted, rollout, rollback }
+}
+
+/// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the revision
+/// of that rollout is promoted, although the status does not say so yet.
+fn last_promoted(status: &ProfileStatus) -> Option<&str> {
+    let complete = status.upgrade.as_ref().filter(|upgrade| {
+        upgrade.phase == UpgradePhase::Complete && status.revision.as_deref() == Some(&upgrade.revision)
+    });
+    complete.map(|upgrade| &*upgrade.revision).or(status.promoted_revision.as_deref())
 }
 
 /// Returns which workloads get the accepted revision when it is not promoted. `None` if all of them get it.

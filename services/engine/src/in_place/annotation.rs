@@ -1,5 +1,5 @@
-//! The annotation `pillion.dev/upgraded` of a running pod. It holds all state of the pod's upgrade, so that any controller
-//! can continue an upgrade that another one began.
+//! The annotation `pillion.dev/upgraded` of a running pod. It holds all state of the pod's upgrade, so that any
+//! controller can continue an upgrade that another one began.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,12 @@ pub struct Upgraded {
     /// The profiles whose containers were upgraded, by display name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, UpgradedProfile>,
-    /// The revisions whose upgrade failed, by display name of the profile. They are not tried again.
+    /// The last upgrade that failed, by display name of the profile. It is not tried again.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub failed: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, FailedUpgrade>,
+    /// When the images of containers were last changed, in seconds since 1970, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed: BTreeMap<String, i64>,
     /// The upgrade whose containers are not ready yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub running: Option<RunningUpgrade>,
@@ -36,6 +39,15 @@ pub struct UpgradedProfile {
     pub to: String,
 }
 
+/// An upgrade that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedUpgrade {
+    /// The revision.
+    pub revision: String,
+    /// What was wrong.
+    pub why: String,
+}
+
 /// An upgrade whose containers are not ready yet, with the state of the pod before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -44,8 +56,12 @@ pub struct RunningUpgrade {
     pub since: i64,
     /// The revisions before the upgrade of the profiles that it changes, by display name.
     pub previous: BTreeMap<String, String>,
+    /// The revision that the profile gets. Empty if several profiles change.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub to: String,
     /// Whether the upgrade returns to an earlier revision after a failure. While it runs, the status may still show the
-    /// failures of the later revision.
+    /// failure of the later revision.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_step_back: bool,
     /// The changes.
     pub changes: Vec<ContainerChange>,
@@ -70,6 +86,15 @@ impl Upgraded {
     pub fn revision<'r>(&'r self, profile: &str, recorded: &'r str) -> &'r str {
         let upgrade = self.profiles.get(profile).filter(|upgrade| upgrade.from == recorded);
         upgrade.map_or(recorded, |upgrade| &upgrade.to)
+    }
+
+    /// Returns the annotation while an upgrade runs.
+    #[must_use]
+    pub fn with_running(self, running: RunningUpgrade) -> Self {
+        let images = running.changes.iter().filter(|change| change.image.is_some());
+        let mut changed = self.changed;
+        changed.extend(images.map(|change| (change.name.clone(), running.since)));
+        Self { changed, running: Some(running), ..self }
     }
 
     /// Returns the annotation after the upgrade is complete.

@@ -208,7 +208,7 @@ fn qos_class_is_computed_like_kubernetes() {
         (&none, &whole, &whole, QosClass::Guaranteed),
         (&none, &whole, &none, QosClass::Burstable),
         (&none, &partial, &none, QosClass::Burstable),
-        // The resources of the pod decide alone.
+        // If the pod itself has resources (`spec.resources`), those of its containers are ignored.
         (&whole, &none, &partial, QosClass::Guaranteed),
         (&partial, &whole, &whole, QosClass::Burstable),
     ] {

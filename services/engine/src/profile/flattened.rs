@@ -128,6 +128,7 @@ impl FlattenedProfile {
     }
 
     /// Moves a diagnostic from the flattened spec to the profile and the path where the author wrote the invalid part.
+    /// If an ancestor contains the part, the diagnostic points to `extends`, and its message names the ancestor.
     pub(super) fn relocate(&self, diagnostic: Diagnostic) -> Diagnostic {
         let Some(origin) = &self.origin else { return diagnostic };
         let Some(path) = diagnostic.path.strip_prefix("spec") else { return diagnostic };

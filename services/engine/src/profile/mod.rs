@@ -144,7 +144,7 @@ impl fmt::Display for ProfileName {
 pub enum Limits {
     /// No limits: the profile is a cluster profile.
     Platform,
-    /// The limits of the extended cluster profile. For namespaced profiles that only set permitted values.
+    /// The limits of the extended cluster profile. They apply to namespaced profiles that only set permitted values.
     Parent,
     /// The limits for namespaced profiles.
     Tenant,

@@ -1,7 +1,8 @@
 //! Finds strings in a profile that look like expressions but are not marked with `${…}`.
 //!
 //! Such a string is valid, so it only causes a warning. A warning is added only if the string compiles as an
-//! expression, and begins with a name that the profile defines or with a part of the object that every pod has.
+//! expression. The string must also begin with a name that the profile defines, or with a part of the object that every
+//! pod has.
 
 use pillion_api::profile::ProfileSpec;
 use serde_json::Value as Json;

@@ -1,4 +1,5 @@
-//! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, logs.
+//! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, rollouts to
+//! running pods, logs.
 //!
 //! [`super::settings`] reads the ranges and meanings of the keys from these types. The file is read once at start. A
 //! change takes effect when the controller restarts; another replica leads in the meantime.
@@ -17,16 +18,20 @@ use pillion_control::held::{PolicySettings, ReleaseSettings};
 use pillion_control::informer::share;
 use pillion_control::lease;
 use pillion_control::probe;
+use pillion_control::rollout::RolloutSettings;
 use pillion_control::rotator;
 use pillion_control::trust_probe;
 use pillion_control::webhook_config;
+use pillion_engine::limits::Guardrails;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::metrics::MetricLimits;
 use super::read::{ApiVersion, Overrides, PolicyError, PolicyFile, at_most, opt_in_error};
 use super::settings::{self, Setting};
 use super::units::{Size, Time};
+use super::webhook::cluster_facts;
 use crate::telemetry::logs::{self, Logs};
 
 /// The value of `kind`.
@@ -46,6 +51,11 @@ pub(crate) struct ControllerPolicy {
     pub(crate) certificates: Certificates,
     pub(crate) webhooks: Webhooks,
     pub(crate) profiles: Profiles,
+    pub(crate) rollouts: Rollouts,
+    pub(crate) guardrails: Guardrails,
+    /// The value of `cluster` in expressions. Must equal that of the replicas.
+    #[schemars(extend("expected" = "a map"))]
+    pub(crate) cluster: Map<String, Value>,
     pub(crate) metrics: MetricLimits,
     pub(crate) logs: Logs,
 }
@@ -140,6 +150,28 @@ pub(crate) struct Profiles {
     /// controller must leave room for twice as much.
     #[schemars(extend("range" = ["1Mi", "64Gi"]))]
     pub(crate) max_memory: Size,
+}
+
+/// The settings of rollouts to running pods.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Rollouts {
+    /// Whether the controller upgrades running pods of profiles whose `rollout.strategy` is `InPlace`. `false`: the
+    /// strategy has no effect. The service account needs further permissions. The `guardrails` of this file must equal
+    /// those of the replicas.
+    pub(crate) in_place: bool,
+    /// Secrets in the release's namespace with the credentials to pull new images.
+    #[schemars(extend("expected" = "names of Secrets"))]
+    pub(crate) pull_secrets: Vec<String>,
+    /// The maximum number of requests per second to the API server.
+    #[schemars(extend("range" = [1, 1_000]))]
+    pub(crate) requests_per_second: u32,
+}
+
+impl Default for Rollouts {
+    fn default() -> Self {
+        Self { in_place: false, pull_secrets: Vec::new(), requests_per_second: 20 }
+    }
 }
 
 impl Default for Leadership {
@@ -291,6 +323,19 @@ impl ControllerPolicy {
             ..ReleaseSettings::default()
         }
     }
+
+    /// Returns the settings of rollouts to running pods. `None` if running pods are not upgraded.
+    pub(crate) fn rollouts(&self) -> Option<RolloutSettings> {
+        let Rollouts { in_place, pull_secrets, requests_per_second } = &self.rollouts;
+        in_place.then(|| RolloutSettings {
+            requests_per_second: *requests_per_second,
+            pull_secrets: pull_secrets.clone(),
+            guardrails: self.guardrails.clone(),
+            // The facts were checked when the file was read.
+            cluster: cluster_facts(&self.cluster).ok().flatten(),
+            ..RolloutSettings::default()
+        })
+    }
 }
 
 impl PolicyFile for ControllerPolicy {
@@ -315,7 +360,9 @@ impl PolicyFile for ControllerPolicy {
             let message = format!("{name:?} is not a valid namespace name: expected lower-case letters, digits and -");
             PolicyError::new("webhooks.excludedNamespaces", message)
         });
-        level.into_iter().chain(opt_in).chain(excluded).collect()
+        let facts = cluster_facts(&self.cluster).err();
+        let facts = facts.map(|error| PolicyError::new("cluster", format!("cannot be used: {error}")));
+        level.into_iter().chain(opt_in).chain(excluded).chain(facts).collect()
     }
 
     fn contradictions(&self) -> Vec<PolicyError> {

@@ -161,8 +161,8 @@ impl ConfigFile {
     }
 }
 
-/// Returns the keys that differ between two policies, as a list. `is_reloaded` selects the keys that change at run
-/// time, otherwise those that need a restart.
+/// Returns the keys that differ between two policies, separated by commas. With `is_reloaded`, returns only keys that
+/// can change at run time, and otherwise only keys that need a restart.
 fn changed(before: &Value, after: &Value, is_reloaded: bool) -> String {
     let settings = WebhookPolicy::settings().iter().filter(|setting| setting.is_reloaded == is_reloaded);
     let changed = settings.filter(|setting| setting.value(before) != setting.value(after));

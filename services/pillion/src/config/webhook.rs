@@ -346,11 +346,19 @@ impl WebhookPolicy {
     /// # Errors
     /// There are too many facts, or they nest too deeply.
     pub(crate) fn cluster_facts(&self) -> anyhow::Result<Option<Arc<OwnedTape>>> {
-        if self.cluster.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(Arc::new(OwnedTape::parse(serde_json::to_string(&self.cluster)?)?)))
+        cluster_facts(&self.cluster)
     }
+}
+
+/// Returns the map that expressions read as `cluster`, or `None` if it is empty.
+///
+/// # Errors
+/// There are too many facts, or they nest too deeply.
+pub(super) fn cluster_facts(facts: &Map<String, Value>) -> anyhow::Result<Option<Arc<OwnedTape>>> {
+    if facts.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Arc::new(OwnedTape::parse(serde_json::to_string(facts)?)?)))
 }
 
 impl PolicyFile for WebhookPolicy {

@@ -1,7 +1,7 @@
 //! Compares how the active and the changed profiles affect running pods. It writes nothing to the cluster.
 //!
 //! The comparison uses one pod of each workload. It reconstructs the pod's original form from the injection record, and
-//! decides this form with both sets of profiles.
+//! runs the engine on this form with both sets of profiles.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,28 +12,25 @@ use anyhow::{Context, anyhow};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
-use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, SYSTEM_NAMESPACES, UPGRADED_ANNOTATION};
+use pillion_api::names::SYSTEM_NAMESPACES;
 use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
 use pillion_control::Lookups;
 use pillion_control::audit;
 use pillion_control::audit::NOT_ENDED;
 use pillion_control::client::lists;
-use pillion_engine::decision::{Decision, Reason};
+use pillion_control::simulation::{as_written, created};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::profile::{CompiledProfile, Parent, Parents, ProfileName, ProfileSource};
-use pillion_engine::review::{Endpoint, Facts, RecordTrust, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_json::OwnedTape;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Compared, Rendered};
 use super::{DiffArgs, DiffError};
 use crate::config::{Overrides, WebhookPolicy};
 use crate::load::{self, Written};
 use crate::output::Progress;
-use crate::trial;
-use crate::trial::original_object;
 use crate::workload::{Owners, Workload, controller};
 
 /// The inputs of a decision, except the pod.
@@ -181,25 +178,16 @@ async fn pods(
         if let Some((_, count)) = workloads.get_mut(&workload) {
             *count += 1;
         } else {
-            let written = as_written(&pod).with_context(|| format!("pod {namespace}/{name}"))?;
+            let value =
+                serde_json::to_value(&pod).with_context(|| format!("pod {namespace}/{name} is not valid JSON"))?;
+            let written = as_written(&value);
             workloads.insert(workload, (written, 1));
         }
     }
     Ok(workloads)
 }
 
-/// Returns a pod as its author submitted it, without an injection record, because the webhook ignores submitted records,
-/// and without the annotation of an upgrade in place.
-pub(crate) fn as_written(pod: &DynamicObject) -> anyhow::Result<Value> {
-    let mut pod = original_object(&serde_json::to_value(pod).context("cannot serialize it as JSON")?);
-    if let Some(annotations) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
-        annotations.shift_remove(INJECTED_ANNOTATION);
-        annotations.shift_remove(UPGRADED_ANNOTATION);
-    }
-    Ok(pod)
-}
-
-/// Decides a pod with the profiles of `snapshot`. Returns the patched pod, and the result of each profile.
+/// Runs the engine on a pod with the profiles of `snapshot`. Returns the patched pod, and the result of each profile.
 async fn rendered(
     pod: &Value,
     name: &str,
@@ -212,42 +200,10 @@ async fn rendered(
     Ok(Rendered::new(&decision, changed))
 }
 
-/// Decides the creation of a pod in a namespace with the profiles of `snapshot`. Returns the decision and the patched
-/// pod.
-///
-/// # Errors
-/// The namespace is not opted in, or the pod cannot be decided.
-pub(crate) async fn created(
-    pod: &Value,
-    (name, namespace): (&str, &Arc<Namespace>),
-    snapshot: &Snapshot,
-    lookups: &Lookups,
-    cluster: Option<&Arc<OwnedTape>>,
-) -> anyhow::Result<(Decision, Value)> {
-    let failure_mode = namespace.failure_mode().context("its namespace is not opted in")?;
-    let label = pod.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL)).and_then(Value::as_str);
-    if failure_mode == FailureMode::Enabled && label == Some("false") {
-        // The webhook's object selector excludes such pods.
-        return Ok((Decision::skipped(Reason::OptedOut), pod.clone()));
-    }
-    let body = trial::review(pod, name, &json!({"username": "pillion-diff"})).to_string();
-    let review = Review::parse(body.as_bytes()).context("cannot parse its review")?;
-    let endpoint = Endpoint::FailureMode(failure_mode);
-    let mut facts =
-        Facts { namespace: Some(Arc::clone(namespace)), record_trust: RecordTrust::AsFound, ..Facts::default() };
-    facts.looked_up = lookups.get(review.needs(endpoint, snapshot, &facts)).await;
-    facts.looked_up.cluster = cluster.cloned();
-    let decided = review.decide(endpoint, snapshot, &facts).context("cannot decide its review")?;
-    let mut changed = pod.clone();
-    if let Some(patch) = &decided.patch {
-        let patch: json_patch::Patch = serde_json::from_slice(patch).context("the patch is not a valid JSON patch")?;
-        json_patch::patch(&mut changed, &patch).context("the patch does not apply")?;
-    }
-    Ok((decided.decision, changed))
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -263,7 +219,7 @@ mod tests {
             "spec": {"containers": [{"name": "app"}, {"name": "proxy"}]},
         }))
         .unwrap();
-        let written = as_written(&pod).unwrap();
+        let written = as_written(&serde_json::to_value(pod).unwrap());
         assert_eq!(written["spec"]["containers"], json!([{"name": "app"}, {"name": "proxy"}]));
         assert_eq!(written["metadata"]["annotations"], json!({}));
     }

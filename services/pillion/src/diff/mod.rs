@@ -137,7 +137,7 @@ fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, 
         .map_err(DiffError::Problems)
 }
 
-/// A pod of a workload, decided with the old and with the new profiles.
+/// A pod of a workload, with the engine's results for the old and for the new profiles.
 #[derive(Clone, Debug)]
 struct Compared {
     /// The workload: `Deployment shop/web`.
@@ -150,7 +150,7 @@ struct Compared {
     after: Rendered,
 }
 
-/// The result of deciding a pod.
+/// The engine's result for a pod.
 #[derive(Clone, Debug, PartialEq)]
 struct Rendered {
     /// The pod, without the record and server-side metadata. `None` if it is rejected.

@@ -1,7 +1,7 @@
 //! `pillion inject`: injects into the pods of manifests on the local machine, with the webhook's engine.
 //!
 //! * [`objects`]: finds pods in manifests, and prints changed manifests.
-//! * [`simulated_cluster`]: decides pods with profiles and objects from files instead of a cluster.
+//! * [`simulated_cluster`]: decides about pods, with profiles and objects from files instead of a cluster.
 
 pub(crate) mod objects;
 pub(crate) mod simulated_cluster;
@@ -54,8 +54,8 @@ pub(crate) struct InjectArgs {
     quiet: bool,
 }
 
-/// Injects into manifests, or answers a review. After an error or a rejection, prints nothing on standard output, so
-/// that `pillion inject | kubectl apply -f -` never applies only some of the objects.
+/// Injects into manifests, or answers a review. After an error or a rejection, prints nothing on standard output. So
+/// `pillion inject | kubectl apply -f -` never applies only some of the objects.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<Exit> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =

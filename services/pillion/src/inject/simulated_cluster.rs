@@ -1,5 +1,5 @@
-//! A simulated cluster: the profiles and namespaces that a command uses to decide pods without an API server. Lookups
-//! use the other objects of the manifests. The owner of a template's pod is the workload itself.
+//! A simulated cluster: the profiles and namespaces that a command uses to decide about pods without an API server.
+//! Lookups use the other objects of the manifests. The owner of a template's pod is the workload itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -172,7 +172,7 @@ pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Pro
     Ok(namespaces)
 }
 
-/// Decides a pod of a manifest, with the known objects for lookups.
+/// Decides about a pod of a manifest, with the known objects for lookups.
 pub(crate) fn decide(
     document: &Value,
     place: &Place,

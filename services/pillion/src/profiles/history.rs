@@ -6,6 +6,7 @@ use pillion_api::RevisionSpec;
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::PROFILE_LABEL;
 use pillion_api::revision::label_value;
+use pillion_control::informer::cluster_listing::Stored;
 use serde_json::{Value, json};
 
 use super::{Profile, ProfileRef};
@@ -33,7 +34,8 @@ struct Line {
 
 pub(super) async fn run(args: HistoryArgs) -> anyhow::Result<Exit> {
     let HistoryArgs { which, output } = args;
-    let Profile { client, metadata, status, .. } = which.read().await?;
+    let which = which.resolve()?;
+    let Profile { client, stored: Stored { metadata, status, .. }, .. } = which.read().await?;
     let selector = format!("{PROFILE_LABEL}={}", label_value(&which.name));
     let list = which.revisions(&client).list(&ListParams::default().labels(&selector)).await?;
     let mut lines: Vec<(usize, Line)> = Vec::new();

@@ -7,11 +7,11 @@ mod rollback;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
-use pillion_api::kinds::ProfileStatus;
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
+use pillion_control::informer::cluster_listing::Stored;
+use serde_json::{Value, json};
 
 use crate::args::ApiServerArgs;
 use crate::args::block_on;
@@ -37,8 +37,8 @@ enum ProfilesCommand {
 
 /// The profile that a command uses.
 #[derive(Clone, Debug, Args)]
-struct ProfileRef {
-    /// Name of the profile.
+pub(crate) struct ProfileRef {
+    /// Name of the profile, or NAMESPACE/NAME of an `InjectionProfile`.
     #[arg(value_name = "NAME")]
     name: String,
     /// Namespace of an `InjectionProfile`. Without it: a `ClusterInjectionProfile`.
@@ -49,11 +49,10 @@ struct ProfileRef {
 }
 
 /// A profile in the cluster, with its API client.
-struct Profile {
+pub(crate) struct Profile {
     client: Client,
     api: Api<DynamicObject>,
-    metadata: ObjectMeta,
-    status: ProfileStatus,
+    pub(crate) stored: Stored,
 }
 
 /// Runs the subcommand.
@@ -65,15 +64,56 @@ pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<Exit> {
     }
 }
 
+impl Profile {
+    /// Sets annotations; null removes one.
+    ///
+    /// # Errors
+    /// The profile has changed since it was read (409), or the API server rejects the change for another reason.
+    pub(crate) async fn annotate(&self, annotations: &Value) -> kube::Result<()> {
+        let name = self.stored.metadata.name.as_deref().unwrap_or_default();
+        // With `resourceVersion`, the API server rejects the patch if the profile has changed since it was read.
+        let version = &self.stored.metadata.resource_version;
+        let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+        self.api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        Ok(())
+    }
+}
+
 impl ProfileRef {
-    async fn read(&self) -> anyhow::Result<Profile> {
+    /// Creates a reference to the profile with this name, which may contain the namespace, as in `team-a/logger`.
+    ///
+    /// # Errors
+    /// The name is invalid, or contains another namespace than `namespace`.
+    pub(crate) fn new(name: String, namespace: Option<String>, api_server: ApiServerArgs) -> anyhow::Result<Self> {
+        Self { name, namespace, api_server }.resolve()
+    }
+
+    /// Moves the namespace of a name such as `team-a/logger` to its own field.
+    ///
+    /// # Errors
+    /// The name is invalid, or contains another namespace than `--namespace`.
+    pub(crate) fn resolve(self) -> anyhow::Result<Self> {
+        let Some((namespace, name)) = self.name.split_once('/') else { return Ok(self) };
+        if namespace.is_empty() || name.is_empty() || name.contains('/') {
+            bail!("{:?} is not the name of a profile: expected NAME or NAMESPACE/NAME, as in team-a/logger", self.name);
+        }
+        if let Some(other) = self.namespace.as_deref().filter(|other| *other != namespace) {
+            bail!("profile {} is not in namespace {other}: omit --namespace", self.name);
+        }
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Ok(Self { name, namespace: Some(namespace), ..self })
+    }
+
+    /// Reads the profile.
+    ///
+    /// # Errors
+    /// The profile does not exist, or cannot be read.
+    pub(crate) async fn read(&self) -> anyhow::Result<Profile> {
         let client = self.api_server.connect().await?;
         let api = self.api(&client, &self.resource());
         let found = api.get_opt(&self.name).await.with_context(|| format!("cannot read {self}"))?;
-        let Some(mut object) = found else { bail!("there is no {self}") };
-        let status = object.data.get_mut("status").map_or(serde_json::Value::Null, serde_json::Value::take);
-        let status = serde_json::from_value(status).unwrap_or_default();
-        Ok(Profile { client, api, metadata: object.metadata, status })
+        let Some(object) = found else { bail!("there is no {self}") };
+        Ok(Profile { client, api, stored: Stored::new(object) })
     }
 
     fn resource(&self) -> ApiResource {
@@ -98,8 +138,8 @@ impl ProfileRef {
         }
     }
 
-    /// Returns the arguments of `pillion profiles` for the profile.
-    fn arguments(&self) -> String {
+    /// Returns the arguments of commands for the profile, such as `pillion profiles rollback`.
+    pub(crate) fn arguments(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{} -n {namespace}", self.name),
             None => self.name.clone(),
@@ -112,6 +152,39 @@ impl std::fmt::Display for ProfileRef {
         match &self.namespace {
             Some(namespace) => write!(formatter, "InjectionProfile {}/{}", namespace, self.name),
             None => write!(formatter, "ClusterInjectionProfile {}", self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        which: ProfileRef,
+    }
+
+    #[test]
+    fn name_may_contain_namespace() {
+        for (line, expected) in [
+            ("pillion nginx", Ok("ClusterInjectionProfile nginx")),
+            ("pillion logger -n team-a", Ok("InjectionProfile team-a/logger")),
+            ("pillion team-a/logger", Ok("InjectionProfile team-a/logger")),
+            ("pillion team-a/logger -n team-a", Ok("InjectionProfile team-a/logger")),
+            ("pillion team-a/logger -n team-b", Err("not in namespace team-b")),
+            ("pillion /logger", Err("expected NAME or NAMESPACE/NAME")),
+            ("pillion a/b/c", Err("expected NAME or NAMESPACE/NAME")),
+        ] {
+            let which = Line::parse_from(line.split(' ')).which.resolve();
+            match (which.map(|which| which.to_string()), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected),
+                (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{line}: {error}"),
+                (found, expected) => panic!("{line}: {found:?} instead of {expected:?}"),
+            }
         }
     }
 }

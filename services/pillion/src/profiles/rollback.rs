@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION};
 use pillion_api::{ClusterInjectionProfile, InjectionProfile};
@@ -44,26 +44,25 @@ pub(super) struct RollbackArgs {
 
 pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     let RollbackArgs { which, to, undo, wait } = args;
+    let which = which.resolve()?;
     let profile = which.read().await?;
+    let status = &profile.stored.status;
     let (annotations, expected) = if undo {
-        let accepted = profile.status.accepted_revision.clone();
+        let accepted = status.accepted_revision.clone();
         (
             json!({ROLLBACK_TO_ANNOTATION: null, ROLLBACK_FROM_ANNOTATION: null, ROLLBACK_TIME_ANNOTATION: null}),
             accepted,
         )
     } else {
-        let to = target(&profile.status, to.as_deref())?;
-        let from = profile.status.accepted_revision.clone();
+        let to = target(status, to.as_deref())?;
+        let from = status.accepted_revision.clone();
         let now = Timestamp::now().to_string();
         let annotations =
             json!({ROLLBACK_TO_ANNOTATION: to, ROLLBACK_FROM_ANNOTATION: from, ROLLBACK_TIME_ANNOTATION: now});
         (annotations, Some(to))
     };
     let Some(expected) = expected else { bail!("no spec of {which} was ever accepted") };
-    let version = profile.metadata.resource_version.clone();
-    // With `resourceVersion`, the API server rejects the patch if the profile has changed since it was read.
-    let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
-    profile.api.patch(&which.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+    profile.annotate(&annotations).await?;
     if !is_published(&which, &expected, wait.0).await? {
         output::report(&format!(
             "error: revision {expected} of {which} was requested, but is not published after {wait}; \
@@ -71,7 +70,7 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
         ))?;
         return Ok(Exit::Findings);
     }
-    let before = profile.status.revision.unwrap_or_else(|| "none".to_owned());
+    let before = status.revision.as_deref().unwrap_or("none");
     let done = format!("{which}: revision {expected} is published instead of {before}\n");
     let how_long = format!(
         "The rollback lasts until another spec is accepted. To end it now:\n  pillion profiles rollback {} --undo\n",
@@ -96,7 +95,7 @@ async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> an
     let mut progress = Progress::new();
     let wait = async {
         loop {
-            let now = which.read().await?.status;
+            let now = which.read().await?.stored.status;
             if now.revision.as_deref() == Some(expected) && now.rollout.is_none() {
                 return Ok(true);
             }

@@ -4,10 +4,20 @@
 //! * [`plan`]: groups the audit's findings by workload, and decides whether a workload can be restarted now.
 //! * [`restart`]: restarts a workload and waits until its pods are new, available and injected as expected.
 //! * [`in_place`]: changes the images and resources of injected containers in running pods.
+//!
+//! [`preview`] shows what the newest revisions would change in running pods.
+//!
+//! The other subcommands are for rollouts that the controller makes, for profiles with the strategy `InPlace`:
+//!
+//! * [`status`]: shows the rollouts.
+//! * [`steer`]: pauses, resumes or undoes a rollout.
 
 mod plan;
 mod restart;
 mod in_place;
+mod preview;
+mod status;
+mod steer;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -17,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use futures::{StreamExt, stream};
 use kube::Client;
 use pillion_control::Lookups;
@@ -28,6 +38,7 @@ use serde_json::{Value, json};
 use self::in_place::{Possibility, Upgrader};
 use self::plan::{Plan, Stale};
 use self::restart::OngoingRestarts;
+use self::steer::{SteerAction, SteerArgs};
 use crate::args::block_on;
 use crate::args::{ClusterArgs, NamespaceArgs};
 use crate::config::Time;
@@ -36,7 +47,10 @@ use crate::output::{self, ListForm, Progress};
 
 /// Arguments of `pillion rollout`.
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RolloutArgs {
+    #[command(subcommand)]
+    command: Option<RolloutCommand>,
     #[command(flatten)]
     namespaces: NamespaceArgs,
     /// Consider only pods with these labels, as in app=web,tier!=cache.
@@ -50,8 +64,8 @@ pub(crate) struct RolloutArgs {
     /// pod whose containers do not become ready is changed back.
     #[arg(long)]
     in_place: bool,
-    /// Which pods are a reason to restart: those that lack a profile, have an older revision, or have a profile that
-    /// no longer matches them. May be given several times.
+    /// Select workloads with pods in this state: pods that lack a profile, have an older revision, or have a profile
+    /// that no longer matches them. May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
     states: Vec<StaleState>,
     /// The maximum number of workloads that are restarted or upgraded at the same time.
@@ -66,6 +80,21 @@ pub(crate) struct RolloutArgs {
     output: ListForm,
     #[command(flatten)]
     at: ClusterArgs,
+}
+
+/// A subcommand of `pillion rollout`.
+#[derive(Clone, Debug, Subcommand)]
+enum RolloutCommand {
+    /// Show how many running pods the newest revisions would change in place or restart, per namespace, and why.
+    Plan(preview::PreviewArgs),
+    /// Show the controller's rollouts to running pods: of all profiles, or of one.
+    Status(status::StatusArgs),
+    /// Pause the controller's rollout of a profile: no further pod is upgraded.
+    Pause(SteerArgs),
+    /// Continue the controller's rollout of a profile, after a pause or a failure.
+    Resume(SteerArgs),
+    /// Return the pods of an incomplete rollout of a profile to the previous revision.
+    Undo(SteerArgs),
 }
 
 /// A difference between pods and their profiles.
@@ -89,8 +118,20 @@ impl StaleState {
     }
 }
 
+/// Runs the subcommand. Without one, lists or restarts stale workloads.
+pub(crate) fn run(mut args: RolloutArgs) -> anyhow::Result<Exit> {
+    match args.command.take() {
+        None => run_on_workloads(args),
+        Some(RolloutCommand::Plan(args)) => block_on(preview::run(args)),
+        Some(RolloutCommand::Status(args)) => block_on(status::run(args)),
+        Some(RolloutCommand::Pause(args)) => block_on(steer::run(SteerAction::Pause, args)),
+        Some(RolloutCommand::Resume(args)) => block_on(steer::run(SteerAction::Resume, args)),
+        Some(RolloutCommand::Undo(args)) => block_on(steer::run(SteerAction::Undo, args)),
+    }
+}
+
 /// Prints stale workloads and the results of restarts. Workloads that are still stale are findings.
-pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<Exit> {
+fn run_on_workloads(args: RolloutArgs) -> anyhow::Result<Exit> {
     let (output, applies) = (args.output, args.apply);
     let lines = block_on(rollout(args))?;
     output.print(|is_wide| table(&lines, is_wide), || value(&lines, applies))?;
@@ -104,6 +145,7 @@ pub(crate) fn run(args: RolloutArgs) -> anyhow::Result<Exit> {
 
 async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     let RolloutArgs {
+        command: _,
         namespaces,
         selector,
         apply,
@@ -115,8 +157,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
         output: _,
     } = args;
     let (client, release) = at.connect().await?;
-    let lookups =
-        Lookups::new(client.clone(), pillion_control::informer::lookups::Metrics::register(&mut Registry::default()));
+    let lookups = lookups(&client);
     let reads = Reads { lookups: Some(lookups.clone()), cluster: None };
     let settings = AuditSettings { max_findings: usize::MAX, ..AuditSettings::default() };
     let namespace = namespaces.selected(&client);
@@ -151,6 +192,12 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
         rollout.apply_all(&mut lines, max_unavailable_workloads, &RefCell::new(progress)).await?;
     }
     Ok(lines)
+}
+
+/// Returns lookups of objects, without metrics.
+fn lookups(client: &Client) -> Lookups {
+    let metrics = pillion_control::informer::lookups::Metrics::register(&mut Registry::default());
+    Lookups::new(client.clone(), metrics)
 }
 
 async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {

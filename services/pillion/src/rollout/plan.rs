@@ -11,8 +11,8 @@ use anyhow::Context;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::DynamicObject;
-use pillion_api::selector::LabelSelector;
 use pillion_control::audit::{Cause, Finding, State};
+use pillion_control::rollout::budgets::{self, Disruption};
 use pillion_engine::audit::{self, Injected};
 use pillion_json::OwnedTape;
 use serde_json::Value;
@@ -30,22 +30,11 @@ pub(super) enum Plan {
     Skip(String),
 }
 
-/// The disruption of a restart in progress.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Disruption {
-    /// The number of pods that are unavailable at one time.
-    pods: i64,
-    /// The labels of the workload's pod template.
-    labels: Option<Value>,
-}
-
-impl Disruption {
-    /// Returns the disruption of restarting this workload.
-    pub(super) fn by(kind: &str, workload: &Value) -> Self {
-        Self {
-            pods: max_unavailable_pods(kind, workload),
-            labels: workload.pointer("/spec/template/metadata/labels").cloned(),
-        }
+/// Returns the disruption of restarting this workload.
+pub(super) fn disruption(kind: &str, workload: &Value) -> Disruption {
+    Disruption {
+        labels: workload.pointer("/spec/template/metadata/labels").cloned(),
+        pods: max_unavailable_pods(kind, workload),
     }
 }
 
@@ -79,46 +68,13 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     {
         return Plan::Skip(format!("its partition is {partition}: pods with a lower ordinal would not be restarted"));
     }
-    let disrupted = max_unavailable_pods(kind, workload);
-    match refusing_budget(disrupted, at("/spec/template/metadata/labels"), budgets, ongoing) {
+    let disruption = disruption(kind, workload);
+    match budgets::refusal(&disruption, budgets, ongoing) {
         None => Plan::Restart,
-        Some(refusal) => Plan::Wait(format!("the restart removes {disrupted} of its pods at once, and {refusal}")),
-    }
-}
-
-/// Returns which budget does not allow this number of disruptions of pods with these labels, such as
-/// `PodDisruptionBudget web allows 0`. `None` if all budgets allow them.
-pub(super) fn refusing_budget(
-    disrupted: i64,
-    labels: Option<&Value>,
-    budgets: &[PodDisruptionBudget],
-    ongoing: &[&Disruption],
-) -> Option<String> {
-    for budget in budgets.iter().filter(|budget| selects(budget, labels)) {
-        let name = budget.metadata.name.as_deref().unwrap_or_default();
-        let status = budget.status.as_ref();
-        let is_known = status.is_some_and(|status| status.observed_generation >= budget.metadata.generation);
-        let allowed =
-            status.filter(|_| is_known).map_or(0, |status| i64::from(status.disruptions_allowed.unwrap_or(0)));
-        let beside = ongoing.iter().filter(|taken| selects(budget, taken.labels.as_ref()));
-        let beside: i64 = beside.map(|taken| taken.pods).fold(0, i64::saturating_add);
-        if disrupted > allowed.saturating_sub(beside) {
-            let others = if beside == 0 { String::new() } else { format!(", of which other restarts use {beside}") };
-            return Some(format!("PodDisruptionBudget {name} allows {allowed}{others}"));
+        Some(refusal) => {
+            Plan::Wait(format!("the restart removes {} of its pods at once, and {refusal}", disruption.pods))
         }
     }
-    None
-}
-
-/// Whether a budget selects pods with these labels.
-fn selects(budget: &PodDisruptionBudget, labels: Option<&Value>) -> bool {
-    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-    let selector = selector.and_then(|selector| serde_json::to_value(selector).ok());
-    // A budget without a selector selects no pods.
-    let Some(selector) = selector else { return false };
-    // A budget with an invalid selector is treated as if it selected all pods.
-    serde_json::from_value::<LabelSelector>(selector)
-        .map_or(true, |selector| selector.matches(|label| labels?.get(label)?.as_str()))
 }
 
 /// Returns the number of pods that a rolling update removes before new ones are available.
@@ -321,11 +277,11 @@ mod tests {
     fn restarts_share_disruption_budget() {
         let shared = || [budget(&json!({"matchLabels": {"app": "web"}}), 1, (1, 1))];
         let web = deployment(&json!({}));
-        let other = Disruption::by("Deployment", &web);
+        let other = disruption("Deployment", &web);
         let Plan::Wait(why) = of("Deployment", &web, &shared(), &[&other]) else { panic!("it should wait") };
-        assert!(why.ends_with("PodDisruptionBudget web allows 1, of which other restarts use 1"), "{why}");
+        assert!(why.ends_with("PodDisruptionBudget web allows 1, of which others use 1"), "{why}");
         let db = json!({"spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "db"}}}}});
-        assert_eq!(of("Deployment", &web, &shared(), &[&Disruption::by("StatefulSet", &db)]), Plan::Restart);
+        assert_eq!(of("Deployment", &web, &shared(), &[&disruption("StatefulSet", &db)]), Plan::Restart);
     }
 
     #[test]

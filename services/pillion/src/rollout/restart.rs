@@ -12,10 +12,11 @@ use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, Post
 use kube::{Api, Client};
 use pillion_control::audit::NOT_ENDED;
 use pillion_control::client::lists;
+use pillion_control::rollout::budgets::Disruption;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-use super::plan::{self, Disruption, Plan, Stale};
+use super::plan::{self, Plan, Stale};
 use crate::explain::sidecar;
 use crate::workload::{Owners, Workload, controller};
 
@@ -81,7 +82,7 @@ pub(super) async fn run(
             Plan::Restart => {
                 try_pod(client, stale, &object).await?;
                 // Recorded before the patch, so that the disruption is considered even if the patch fails.
-                begun.push((workload.clone(), Disruption::by(&workload.kind, &object)));
+                begun.push((workload.clone(), plan::disruption(&workload.kind, &object)));
                 patch(&api, workload).await?;
                 break;
             }

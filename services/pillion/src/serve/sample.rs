@@ -1,8 +1,7 @@
 //! A sample request that shows an injection, and the folder into which `dev` writes it. The request creates a pod to
 //! which a profile applies, in an opted-in namespace.
 //!
-//! The engine decides candidates for the pod until one is injected, so that the printed commands work with any
-//! profiles.
+//! The engine tries candidate pods until it injects into one, so that the printed commands work with any profiles.
 
 use std::path::{Path, PathBuf};
 

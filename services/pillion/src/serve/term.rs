@@ -15,7 +15,7 @@ use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
 use pillion_control::Status;
-use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, condition};
+use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, PodsQuestion, condition};
 use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::guard::guarded;
 use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, release, wanted};
@@ -23,6 +23,7 @@ use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
 use pillion_control::revisions;
+use pillion_control::rollout::{self, RolloutChannels, RolloutMetrics};
 use pillion_control::rotator::{Rotator, RotatorMetrics};
 use pillion_control::trust_probe::{ApiServerProber, TrustProbe, TrustProbeMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
@@ -30,7 +31,7 @@ use pillion_control::webhook_config::{self, Keeper, Rules};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -54,6 +55,7 @@ pub(crate) struct LeaderMetrics {
     audit: AuditMetrics,
     lookups: lookups::Metrics,
     revisions: revisions::Metrics,
+    rollout: RolloutMetrics,
     /// 1 while the kill switch disables injection.
     disabled: Gauge,
 }
@@ -70,6 +72,7 @@ impl LeaderMetrics {
             audit: AuditMetrics::register(registry, limits.max_tenants, limits.max_profiles),
             lookups: lookups::Metrics::register(registry),
             revisions: revisions::Metrics::register(registry),
+            rollout: RolloutMetrics::register(registry),
             disabled: switch::register(registry),
         }
     }
@@ -81,6 +84,7 @@ impl LeaderMetrics {
         self.clock.reset();
         self.held.reset();
         self.revisions.reset();
+        self.rollout.reset();
         self.disabled.set(0);
     }
 }
@@ -118,14 +122,29 @@ impl Term {
         // The labels were validated when the file was read.
         let opt_in = self.policy.webhooks.labels().unwrap_or_default();
         let memory = self.policy.profiles.memory();
-        let settings = revisions::Settings { memory, ..revisions::Settings::default() };
+        let mut accepting = revisions::Settings { memory, ..revisions::Settings::default() };
         // Like replicas, the other tasks use published revisions, not the stored profiles.
         let snapshot = Arc::new(ArcSwap::from_pointee(Snapshot::default()));
         let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
         let publisher = publisher.opting_in_by(opt_in.clone());
-        let accepting = revisions::run(tasks.leading(), settings, self.metrics.revisions.clone(), publisher);
+        let (questions, asked) = mpsc::channel(1);
+        if let Some(settings) = self.policy.rollouts() {
+            let (followed_sender, followed) = watch::channel(None);
+            accepting.followed = Some(followed_sender);
+            let lookups = Lookups::new(self.client.clone(), self.metrics.lookups.clone());
+            let channels = RolloutChannels {
+                published: Arc::clone(&snapshot),
+                followed,
+                status: status.clone(),
+                questions,
+                lookups,
+                metrics: self.metrics.rollout.clone(),
+            };
+            tasks.spawn("the upgrades of running pods", rollout::run(tasks.leading(), channels, settings));
+        }
+        let accepting = revisions::run(tasks.leading(), accepting, self.metrics.revisions.clone(), publisher);
         tasks.spawn("the revisions of profiles", accepting);
-        tasks.audit(&self.client, &snapshot, status.clone(), &self.metrics, opt_in);
+        tasks.audit(&self.client, &snapshot, status.clone(), asked, &self.metrics, opt_in);
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
@@ -280,6 +299,7 @@ impl Tasks {
         client: &kube::Client,
         snapshot: &Arc<ArcSwap<Snapshot>>,
         status: watch::Receiver<Status>,
+        questions: mpsc::Receiver<PodsQuestion>,
         metrics: &LeaderMetrics,
         opt_in: OptIn,
     ) {
@@ -288,7 +308,8 @@ impl Tasks {
         let lookups = Lookups::new(client.clone(), metrics.lookups.clone());
         let reads = audit::Reads { lookups: Some(lookups), cluster: None };
         let published = Arc::clone(snapshot);
-        let parts = audit::AuditChannels { published, status, reads, metrics: metrics.audit.clone(), audited };
+        let metrics = metrics.audit.clone();
+        let parts = audit::AuditChannels { published, status, reads, metrics, audited, questions };
         self.spawn(
             "the audit",
             audit::run(self.leading(), parts, AuditSettings { opt_in, ..AuditSettings::default() }),

@@ -1,4 +1,4 @@
-//! `pillion test`: runs the test cases of profiles. The engine decides each one like a request of the API server.
+//! `pillion test`: runs the test cases of profiles. The engine handles each case like a request of the API server.
 //!
 //! * [`folders`]: finds the folders of profiles below the given paths.
 //! * [`suite`]: reads and runs the profiles and cases of a folder.

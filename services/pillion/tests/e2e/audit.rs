@@ -77,6 +77,7 @@ impl Audit {
             reads: Reads { lookups, cluster: None },
             metrics: AuditMetrics::register(&mut registry, 10, 10),
             audited: sender,
+            questions: tokio::sync::mpsc::channel(1).1,
         };
         let leading = LeaderContext { client, release, stop: stop.clone() };
         let publishing = revisions::Settings::default();
@@ -238,7 +239,7 @@ fn audit_finds_pods_with_changed_profiles() {
         .await?;
         let injected = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&injected).contains(&"sidecar-nginx".to_owned()), "{injected}");
-        eventually(FOUND_WITHIN, "the pod matches its profiles", async || {
+        eventually(FOUND_WITHIN, "the audit reports the pod as injected", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 0, "{report:?}");
             Ok(())
@@ -269,7 +270,7 @@ fn audit_finds_pods_with_changed_profiles() {
         .await?;
         let pinning = rig.create("team-a", &pinning).await?;
         ensure!(pinning["metadata"]["annotations"]["example.com/single"] == "1", "{pinning}");
-        eventually(FOUND_WITHIN, "the pinning pod matches its profiles", async || {
+        eventually(FOUND_WITHIN, "the audit reports the pinning pod as injected", async || {
             let report = Arc::clone(&audit.audited.borrow().report);
             ensure!(report.is_complete && report.pods.injected == 1 && report.total() == 1, "{report:?}");
             Ok(())

@@ -32,9 +32,9 @@ use crate::rotation::{Damage, LIMIT, RATE, Write};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
-/// Number of rounds of the rotation in which nothing may happen, to show that a step is not merely late. The leader
-/// makes one round per second.
-const ROUNDS: u32 = 3;
+/// Number of reconciliations of the rotation in which nothing may change, to show that a step is not merely late. The
+/// leader reconciles once per second.
+const RECONCILIATIONS: u32 = 3;
 
 /// Maximum time in which the leader must restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Returns the leader. Fails if it has not completed a round of the rotation.
+    /// Waits for a leader, and returns it. Fails if it has not reconciled the rotation yet.
     async fn wait_for_leader(&self) -> Result<&Replica> {
         let leader = self.leader().await?;
         let leader_replica = self.controllers.iter().find(|running| running.address() == leader);
@@ -82,7 +82,7 @@ impl Managed {
             leader_replica.with_context(|| format!("the leader {leader} is not one of the test's controllers"))?;
         ensure!(
             metric(leader_replica, "pillion_controller_rotation_last_reconcile_timestamp_seconds").await? > 0.0,
-            "the leader has not completed a round"
+            "the leader has not reconciled yet"
         );
         Ok(leader_replica)
     }
@@ -132,11 +132,11 @@ impl Managed {
         .await
     }
 
-    /// Waits for [`ROUNDS`] rounds of the rotation.
-    async fn wait_for_rounds(&self) -> Result<()> {
+    /// Waits for [`RECONCILIATIONS`] reconciliations of the rotation.
+    async fn wait_for_reconciliations(&self) -> Result<()> {
         let mut last = 0.0;
-        for _ in 0..ROUNDS {
-            last = eventually(PATIENCE, "the rotation makes a round", async || {
+        for _ in 0..RECONCILIATIONS {
+            last = eventually(PATIENCE, "the leader reconciles", async || {
                 let look = metric(
                     self.wait_for_leader().await?,
                     "pillion_controller_rotation_last_reconcile_timestamp_seconds",
@@ -230,12 +230,12 @@ fn clock_jump_changes_nothing_and_recovers() {
             // If the clocks of the replicas move too, only the API server's clock differs.
             replicas.ahead_by(if all { ahead } else { 0 })?;
             managed.wait_for_clock_difference(ahead).await?;
-            managed.wait_for_rounds().await?;
+            managed.wait_for_reconciliations().await?;
             load.wait_for_responses(60).await?;
             controllers.ahead_by(0)?;
             replicas.ahead_by(0)?;
             managed.wait_for_clock_agreement().await?;
-            managed.wait_for_rounds().await?;
+            managed.wait_for_reconciliations().await?;
             let after = managed.secret_versions().await?;
             ensure!(after == before, "{ahead} s ahead: {after:?} instead of {before:?}");
         }
@@ -261,7 +261,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         managed.rotate()?;
         managed.damage(Damage::CertificateDeleted).await?;
         let repaired = managed.measure_bundle_repair().await?;
-        managed.wait_for_rounds().await?;
+        managed.wait_for_reconciliations().await?;
         let [record, serving] = managed.secret_versions().await?;
         ensure!(record == before[0] && serving.is_none(), "{record:?}, {serving:?} while the clocks differ");
         controllers.ahead_by(0)?;
@@ -362,7 +362,7 @@ fn wrong_initial_clock_creates_no_certificates() {
                 managed.replace_controllers(&[&clock, &clock]).await?;
             }
             managed.wait_for_clock_difference(ahead).await?;
-            managed.wait_for_rounds().await?;
+            managed.wait_for_reconciliations().await?;
             ensure!(managed.secret_versions().await? == [None, None], "{:?}", managed.secret_versions().await?);
         }
         clock.ahead_by(0)?;

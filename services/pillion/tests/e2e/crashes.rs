@@ -1,5 +1,5 @@
-//! Replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may fail.
-//! Other requests may fail only for a short time.
+//! Tests replicas that are killed, hang, or lose their node while pods are created. Requests in flight on them may
+//! fail. Other requests may fail only for a short time.
 //!
 //! The test simulates the kubelet and the endpoint slice controller, with the same delays. After a container is killed,
 //! its address remains and refuses connections. The kubelet notices the end within a second, and then the slice is
@@ -76,8 +76,8 @@ impl ReplicaFault {
         rig.service.set_ready(address, false).await?;
         let seen = Instant::now() + SLICE_PROPAGATION;
         restart(rig, victim).await?;
-        // On a busy machine, the API server may receive the change late. Until the replica has restarted, its requests
-        // are refused.
+        // On a busy machine, the API server may receive the changed slice only after `seen`. Its calls to this address
+        // are refused until the replica has restarted. So the later of the two times counts.
         let recovered = seen.max(Instant::now());
         Ok(Self { kind: FaultKind::Killed, at, effective, recovered })
     }

@@ -26,7 +26,7 @@ use crate::rotation::Damage;
 /// Maximum time in which an alert must fire. It is several times as long as a window.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Alerts that must not fire in a healthy cluster.
-const INACTIVE_ALERTS: [&str; 27] = [
+const INACTIVE_ALERTS: [&str; 28] = [
     "PillionAuditIncomplete",
     "PillionCacheStale",
     "PillionCallsFail",
@@ -49,6 +49,7 @@ const INACTIVE_ALERTS: [&str; 27] = [
     "PillionPodsHeld",
     "PillionPodsNotInjected",
     "PillionRedundancyLost",
+    "PillionRolloutFailed",
     "PillionRotationBlocked",
     "PillionRotationNotReconciled",
     "PillionSelfCheckFailed",

@@ -1,6 +1,6 @@
-//! Shipped profiles that inject no sidecar, on a real API server. The controller derives the webhook configurations
-//! from the profiles. Custom resources and volume claims get defaults, pods get the resources that quotas require, and
-//! forbidden values are rejected.
+//! Tests shipped profiles that inject no sidecar, on a real API server. The controller derives the webhook
+//! configurations from the profiles. Custom resources and volume claims get defaults, pods get the resources that
+//! quotas require, and forbidden values are rejected.
 
 #![allow(clippy::panic, reason = "helpers of tests fail by panicking")]
 

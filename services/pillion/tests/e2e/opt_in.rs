@@ -1,6 +1,6 @@
-//! A migrated cluster keeps its label: namespaces opt in with `istio-injection=enabled`. The same namespaces must be
-//! opted in for the API server, for a replica that is called without a failure mode, for the audit, in the profiles'
-//! status, and for `pillion status`.
+//! A migrated cluster keeps its label: namespaces opt in with `istio-injection=enabled`. The API server, a replica that
+//! is called without a failure mode, the audit, the profiles' status and `pillion status` must agree on the opted-in
+//! namespaces.
 
 use std::time::Duration;
 

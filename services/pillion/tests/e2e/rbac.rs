@@ -156,6 +156,11 @@ const CASES: &[Case] = &[
     ("controller", "list", "/pods", "", "", true),
     ("controller", "create", "/pods", "team-a", "", false),
     ("controller", "create", "/pods/exec", "team-a", "a", false),
+    // Only with the chart's value rollout.inPlace, which tests/chart.rs checks.
+    ("controller", "create", "/pods", NAMESPACE, "", false),
+    ("controller", "patch", "/pods/resize", "team-a", "a", false),
+    ("controller", "list", "policy/poddisruptionbudgets", "", "", false),
+    ("controller", "get", "/nodes", "", "node-1", false),
     ("controller", "list", "discovery.k8s.io/endpointslices", "default", "", true),
     ("controller", "list", "coordination.k8s.io/leases", "kube-system", "", true),
     ("controller", "patch", "discovery.k8s.io/endpointslices", NAMESPACE, "pillion-trust-probe", true),

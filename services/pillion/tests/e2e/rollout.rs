@@ -1,5 +1,5 @@
-//! `pillion diff` and `pillion rollout` on a real API server, with the real controllers that create pods. The test
-//! writes the pod status that a kubelet would write.
+//! Tests `pillion diff` and `pillion rollout` on a real API server, with the controllers of Kubernetes that create
+//! pods. The test writes the pod status that a kubelet would write.
 
 use std::time::Duration;
 

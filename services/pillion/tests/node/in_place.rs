@@ -1,12 +1,16 @@
-//! Upgrades of running pods in place: the kubelet restarts only the sidecar, and an image that does not work reaches at
-//! most one pod. `PILLION_PODS` sets the number of pods.
+//! Upgrades of running pods in place, by the command and by the controller: the kubelet restarts only the sidecar, and
+//! an image that does not work reaches at most the pods of the first step. `PILLION_PODS` sets the number of pods, and
+//! `PILLION_RUNS` how often the controller's rollouts are repeated.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::Api;
 use kube::api::ListParams;
+use pillion_api::ClusterInjectionProfile;
+use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
 use pillion_testkit::image::Image;
 use pillion_testkit::{cluster, eventually};
 use serde_json::json;
@@ -18,6 +22,33 @@ const ROLLOUT_LIMIT: Duration = Duration::from_mins(12);
 
 fn replicas() -> usize {
     std::env::var("PILLION_PODS").ok().and_then(|count| count.parse().ok()).unwrap_or(10)
+}
+
+fn runs() -> usize {
+    std::env::var("PILLION_RUNS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
+}
+
+/// Returns the profile of a sidecar without a probe, whose rollout the controller makes. The application is ready if
+/// the sidecar responds.
+fn rolled_out(tag: &str, cpu: &str) -> String {
+    // A busy kubelet reports the new resources of a pod only when it synchronizes the pod again, after up to 90 seconds.
+    let timeout = if ["missing", "crashing", "silent"].contains(&tag) { 30 } else { 180 };
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "shipper"},
+        "spec": {
+            "activation": "Always",
+            "rollout": {
+                "strategy": "InPlace", "maxUnavailable": 50, "podTimeoutSeconds": timeout,
+                "steps": [{"percent": 5, "bakeSeconds": 5}],
+            },
+            "template": {"spec": {"initContainers": [{
+                "name": "shipper", "image": format!("local.test/shipper:{tag}"), "imagePullPolicy": "IfNotPresent",
+                "restartPolicy": "Always", "args": ["8080"],
+                "resources": {"requests": {"cpu": cpu, "memory": "8Mi"}},
+            }]}},
+        },
+    })
+    .to_string()
 }
 
 /// Returns the profile with this image tag and this CPU request.
@@ -44,8 +75,11 @@ fn deployment() -> String {
                 "metadata": {"labels": {"app": "web"}},
                 "spec": {
                     "terminationGracePeriodSeconds": 1,
-                    "containers": [{"name": "app", "image": cluster::PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent",
-                                    "resources": {"requests": {"cpu": "1m", "memory": "4Mi"}}}],
+                    "containers": [{
+                        "name": "app", "image": cluster::PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent",
+                        "resources": {"requests": {"cpu": "1m", "memory": "4Mi"}},
+                        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
+                    }],
                 },
             },
         },
@@ -86,6 +120,11 @@ impl Shop<'_> {
     /// Applies the profile, and waits until a new pod gets it.
     async fn apply(&self, tag: &str, cpu: &str) -> Result<()> {
         self.0.kubectl_with_input(&["apply", "-f", "-"], &profile(tag, cpu)).await?;
+        self.serves(tag, cpu).await
+    }
+
+    /// Waits until a new pod gets this image tag and this CPU request.
+    async fn serves(&self, tag: &str, cpu: &str) -> Result<()> {
         let image = format!("local.test/shipper:{tag}");
         eventually(SOON, "new pods get the profile", async || {
             let pod = self.0.dry_run("shop").await?;
@@ -116,6 +155,40 @@ impl Shop<'_> {
             sidecars.any(|one| one.image.as_deref() == Some(&*image))
         };
         Ok(self.pods().await?.iter().filter(|pod| has(pod)).count())
+    }
+}
+
+/// Rollouts by the controller.
+impl Shop<'_> {
+    async fn status(&self) -> Result<UpgradeStatus> {
+        let profiles: Api<ClusterInjectionProfile> = Api::all(self.0.client.clone());
+        profiles.get("shipper").await?.status.and_then(|status| status.upgrade).context("no rollout")
+    }
+
+    /// Applies the profile, and waits until its rollout has ended in this phase. Returns its state and how long it
+    /// took.
+    async fn roll_out(&self, tag: &str, cpu: &str, phase: UpgradePhase) -> Result<(UpgradeStatus, Duration)> {
+        let before = self.status().await.ok().map(|status| status.revision);
+        let begun = Instant::now();
+        self.0.kubectl_with_input(&["apply", "-f", "-"], &rolled_out(tag, cpu)).await?;
+        let mut ended = None;
+        eventually(ROLLOUT_LIMIT, "the rollout ends", async || {
+            let status = self.status().await?;
+            let is_over = status.phase.has_ended() && status.upgrading == 0;
+            ensure!(Some(&status.revision) != before.as_ref() && is_over, "{status:?}");
+            ended = Some(status);
+            Ok(())
+        })
+        .await?;
+        ensure!(ended.as_ref().is_some_and(|status| status.phase == phase), "{phase:?} was expected: {ended:?}");
+        Ok((ended.context("it has ended")?, begun.elapsed()))
+    }
+
+    /// Returns the restarts of all sidecars, by pod.
+    async fn restarts(&self) -> Result<BTreeMap<String, i32>> {
+        let of =
+            |pod: &Pod| Ok((pod.metadata.name.clone().context("no name")?, container(pod, "shipper")?.restart_count));
+        self.pods().await?.iter().map(of).collect()
     }
 }
 
@@ -205,6 +278,85 @@ fn sidecars_are_upgraded_in_running_pods() {
         // Nothing is left to do.
         let (succeeded, text) = shop.rollout(&[]).await?;
         ensure!(succeeded && text.contains("no workload is stale"), "{text}");
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "needs a real node: just node"]
+fn controller_upgrades_running_pods() {
+    on_a_node(async |platform| {
+        for tag in ["1", "2", "3"] {
+            platform.import_idle(&format!("local.test/shipper:{tag}"))?;
+        }
+        // busybox has no program of the name `pause`. As `sleep`, it runs but does not respond.
+        for (tag, program) in [("crashing", "/pause"), ("silent", "/sleep")] {
+            let image = Image::new(format!("local.test/shipper:{tag}"), program)?;
+            platform.import_image(image.file(program, &cluster::busybox()?)?)?;
+        }
+        platform.namespace("shop", "enabled").await?;
+        let mut values = Platform::values("one");
+        values["rollout"] = json!({"inPlace": true});
+        platform.helm("install", Some(&values), &["--create-namespace", "--wait", "--timeout=3m"]).await?;
+        platform.injects("shop").await?;
+        let shop = Shop(platform);
+        shop.roll_out("1", "10m", UpgradePhase::Complete).await?;
+        shop.serves("1", "10m").await?;
+        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment()).await?;
+        shop.is_ready().await?;
+        let before = shop.identities().await?;
+        let first_step = replicas().div_ceil(20);
+
+        for run in 0..runs() {
+            // An image that works reaches all pods.
+            let (tag, cpu, more_cpu) = if run % 2 == 0 { ("2", "10m", "20m") } else { ("3", "20m", "10m") };
+            let (status, took) = shop.roll_out(tag, cpu, UpgradePhase::Complete).await?;
+            ensure!(status.upgraded == u32::try_from(replicas())?, "{status:?}");
+            ensure!(shop.count(tag).await? == replicas() && shop.identities().await? == before, "{status:?}");
+            let downtimes: Vec<i64> = shop.pods().await?.iter().map(downtime).collect::<Result<_>>()?;
+            let (least, most) = (downtimes.iter().min(), downtimes.iter().max());
+            println!(
+                "{} pods in {took:.1?}; the sidecar was down for {least:?} to {most:?} s; application restarts: 0, \
+                 recreated pods: 0",
+                replicas(),
+            );
+            shop.is_ready().await?;
+
+            // Other CPU: no container is restarted.
+            let restarts = shop.restarts().await?;
+            let (_, took) = shop.roll_out(tag, more_cpu, UpgradePhase::Complete).await?;
+            ensure!(
+                shop.restarts().await? == restarts && shop.identities().await? == before,
+                "a container was restarted"
+            );
+            for pod in &shop.pods().await? {
+                let resources = container(pod, "shipper")?.resources.as_ref();
+                let allocated = resources.and_then(|all| all.requests.as_ref()?.get("cpu"));
+                ensure!(allocated.is_some_and(|cpu| cpu.0 == more_cpu), "{allocated:?}");
+            }
+            println!("{} pods were resized in {took:.1?}", replicas());
+
+            // Images that do not work reach at most the first step, and their pods return.
+            for (bad, why) in [
+                ("missing", "cannot be pulled on node"),
+                ("crashing", "container shipper"),
+                ("silent", "the pod is not ready"),
+            ] {
+                let restarts = shop.restarts().await?;
+                let (status, took) = shop.roll_out(bad, more_cpu, UpgradePhase::SteppedBack).await?;
+                let message = status.message.unwrap_or_default();
+                ensure!(message.contains(why), "{bad}: {message}");
+                let after = shop.restarts().await?;
+                let touched = after.iter().filter(|(name, now)| restarts[*name] != **now).count();
+                ensure!(
+                    touched <= first_step && (touched > 0) == (bad != "missing"),
+                    "{bad}: {touched} pods were changed"
+                );
+                ensure!(shop.count(tag).await? == replicas() && shop.identities().await? == before, "{bad}: {message}");
+                shop.is_ready().await?;
+                println!("{bad}: {touched} of {} pods were changed, back after {took:.1?}", replicas());
+            }
+        }
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! A cluster with the images, and the commands that a platform team runs: helm and kubectl.
+//! A cluster with Pillion's images, and the commands that a platform team runs: helm and kubectl.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};

@@ -268,7 +268,8 @@ fn rollout_keeps_promoted_revision_until_complete() {
 
     let mut selected = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
     let selector = serde_json::from_value(serde_json::json!({"matchLabels": {"canary": "yes"}})).unwrap();
-    selected.accepted.as_mut().unwrap().rollout = Some(Rollout { namespace_selector: Some(selector), ..Rollout::default() });
+    selected.accepted.as_mut().unwrap().rollout =
+        Some(Rollout { namespace_selector: Some(selector), ..Rollout::default() });
     let status = selected.plan().status.unwrap();
     assert_eq!((status.promoted_revision.as_deref(), status.rollout.is_some()), (Some("a"), true));
 }
@@ -530,7 +531,9 @@ fn running_pods_are_upgraded_before_promotion() {
         upgraded: 0,
         upgrading: 0,
         not_in_place: 0,
+        handled_request: None,
         message: None,
+        waiting: None,
     };
     for phase in [UpgradePhase::SteppedBack, UpgradePhase::Baking, UpgradePhase::Halted] {
         upgrade.phase = phase;
@@ -543,6 +546,11 @@ fn running_pods_are_upgraded_before_promotion() {
     assert_eq!(case.plan().status, None);
     case.status.upgrade = Some(upgrade);
     assert_eq!(case.result(), all("b"));
+    // Another revision is accepted before the promotion is written.
+    let mut next = Case::new(Some("c"), &["a", "b", "c"]);
+    next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
+    next.status = case.status;
+    assert_eq!(next.result(), some("c", Some("b"), 0));
     // The first revision of a profile is served at once.
     let mut first = Case::new(Some("a"), &["a"]);
     first.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });

@@ -54,7 +54,7 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until the API server adds the gate to pods that no replica has decided.
+    /// Waits until the API server adds the gate to pods that no replica has decided about.
     pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
             let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;

@@ -1,0 +1,137 @@
+//! What the leader knows about a profile besides its status. It is not needed to continue a rollout: the next leader starts
+//! without it.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long a pod is not tried again that cannot be changed in place. Its reason may have gone.
+const OBSTACLE_LIFETIME: Duration = Duration::from_mins(30);
+/// How long a pod is not tried again that cannot be changed now, so that others get a turn.
+const DELAY: Duration = Duration::from_secs(10);
+
+/// What the task knows about a profile.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The version of the profile before the task's last write. The watch has not delivered that write yet.
+    pub(super) replaced: Option<String>,
+    /// When the status was last written, or the task began.
+    pub(super) written: Instant,
+    /// When upgraded pods were last compared with others.
+    pub(super) judged: Option<Instant>,
+    /// Whether a node has pulled the images of the rollout.
+    pub(super) has_pulled: bool,
+    /// Since when an image cannot be pulled, and why.
+    pub(super) unpullable: Option<(Instant, String)>,
+    /// Why pods are not changed now.
+    pub(super) waits: BTreeSet<String>,
+    /// The pods that cannot get a revision in place, with the revision, the time and the reasons, by UID.
+    obstacles: HashMap<u128, (Box<str>, Instant, Vec<String>)>,
+    /// The pods that are not tried for a while, with the time and the reason, by UID.
+    delayed: HashMap<u128, (Instant, String)>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            replaced: None,
+            written: Instant::now(),
+            judged: None,
+            has_pulled: false,
+            unpullable: None,
+            waits: BTreeSet::new(),
+            obstacles: HashMap::new(),
+            delayed: HashMap::new(),
+        }
+    }
+}
+
+impl Known {
+    /// Returns why an image cannot be pulled, if that lasts longer than `limit`.
+    pub(super) fn pull_failure(&self, limit: Duration) -> Option<String> {
+        self.unpullable.as_ref().filter(|(since, _)| since.elapsed() > limit).map(|(_, why)| why.clone())
+    }
+
+    /// Returns why a pod cannot get a revision in place.
+    pub(super) fn obstacle(&self, uid: u128, to: &str) -> Option<&[String]> {
+        let (of, _, reasons) = self.obstacles.get(&uid)?;
+        (**of == *to).then_some(reasons)
+    }
+
+    pub(super) fn add_obstacle(&mut self, uid: u128, to: &str, reasons: Vec<String>) {
+        self.waits.extend(reasons.first().cloned());
+        self.obstacles.insert(uid, (to.into(), Instant::now(), reasons));
+    }
+
+    /// Does not try a pod again for a while.
+    pub(super) fn delay(&mut self, uid: u128, why: String) {
+        self.waits.insert(why.clone());
+        self.delayed.insert(uid, (Instant::now(), why));
+    }
+
+    pub(super) fn is_delayed(&self, uid: u128) -> bool {
+        self.delayed.contains_key(&uid)
+    }
+
+    /// Drops what is known about other pods, what may no longer be true, and what is no longer waited for.
+    pub(super) fn forget(&mut self, listed: &HashSet<u128>) {
+        self.obstacles.retain(|uid, (_, since, _)| listed.contains(uid) && since.elapsed() < OBSTACLE_LIFETIME);
+        self.delayed.retain(|uid, (since, _)| listed.contains(uid) && since.elapsed() < DELAY);
+        let reasons = self.obstacles.values().filter_map(|(_, _, reasons)| reasons.first());
+        self.waits = reasons.chain(self.delayed.values().map(|(_, why)| why)).cloned().collect();
+    }
+
+    /// Forgets what was only true in the phase before, or in another rollout.
+    pub(super) fn begin_phase(&mut self, is_same_rollout: bool) {
+        self.judged = None;
+        self.unpullable = None;
+        self.waits.clear();
+        self.delayed.clear();
+        if !is_same_rollout {
+            self.has_pulled = false;
+            self.obstacles.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn reasons_expire_and_pods_are_tried_again() {
+        let mut known = Known::default();
+        known.add_obstacle(1, "r2", vec!["env changes".to_owned()]);
+        known.delay(2, "PodDisruptionBudget web allows 0".to_owned());
+        assert_eq!(known.obstacle(1, "r2"), Some(&["env changes".to_owned()][..]));
+        assert_eq!(known.obstacle(1, "r1"), None, "the obstacle is for another revision");
+        assert!(known.is_delayed(2) && !known.is_delayed(1));
+        assert_eq!(known.waits.len(), 2);
+        known.waits.insert("pulling".to_owned());
+        known.forget(&HashSet::from([1, 2]));
+        assert_eq!(known.waits.len(), 2, "what is no longer waited for is dropped");
+        tokio::time::advance(DELAY).await;
+        known.forget(&HashSet::from([1, 2]));
+        assert!(!known.is_delayed(2) && known.obstacle(1, "r2").is_some());
+        known.begin_phase(true);
+        assert!(known.obstacle(1, "r2").is_some(), "it is the same rollout");
+        known.forget(&HashSet::from([2]));
+        assert!(known.obstacle(1, "r2").is_none(), "the pod was deleted");
+        known.add_obstacle(1, "r2", vec!["env changes".to_owned()]);
+        tokio::time::advance(OBSTACLE_LIFETIME).await;
+        known.forget(&HashSet::from([1]));
+        assert!(known.obstacle(1, "r2").is_none() && known.waits.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn image_must_be_unpullable_for_a_while() {
+        let unpullable = Some((Instant::now(), "none".to_owned()));
+        let mut known = Known { unpullable, ..Known::default() };
+        assert_eq!(known.pull_failure(Duration::from_secs(30)), None);
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert_eq!(known.pull_failure(Duration::from_secs(30)).as_deref(), Some("none"));
+        known.begin_phase(false);
+        assert_eq!(known.pull_failure(Duration::ZERO), None);
+    }
+}

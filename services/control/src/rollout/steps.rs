@@ -1,0 +1,257 @@
+//! Decides the state of a profile's rollout from its previous state and from its pods. It does no I/O and reads no
+//! clock.
+//!
+//! ```text
+//! Upgrading --share of the step has the revision--> Baking --observed, not worse--> Upgrading (next step), or Complete
+//! Upgrading, Baking --pod failed, or upgraded pods are worse--> SteppingBack --no pod has the revision--> SteppedBack
+//!                                                           or  Halted, without autoRollback or a previous revision
+//! Upgrading, Baking --pause--> Paused --no longer paused--> Upgrading
+//! Halted, SteppingBack, SteppedBack --resume--> Upgrading
+//! any --another revision is published--> Upgrading (first step)
+//! ```
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
+use pillion_api::profile::{Rollout, RolloutStep};
+
+use super::judge::Verdict;
+
+/// The maximum length of a message in bytes.
+const MESSAGE_BYTES: usize = 1024;
+/// The maximum length of a request in bytes.
+const REQUEST_BYTES: usize = 256;
+
+/// What a user requests by the annotation `pillion.dev/rollout`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Steering {
+    /// Upgrade no further pods.
+    Pause,
+    /// Continue the failed rollout of this revision.
+    Resume(String),
+    /// Return to the revision before this one.
+    Undo(String),
+}
+
+/// Reads the annotation that steers a rollout. `None` if it is invalid.
+pub(super) fn steering(text: &str) -> Option<Steering> {
+    let mut words = text.split_whitespace();
+    match (words.next()?, words.next()) {
+        ("pause", None) => Some(Steering::Pause),
+        ("resume", Some(revision)) => Some(Steering::Resume(revision.to_owned())),
+        ("undo", Some(revision)) => Some(Steering::Undo(revision.to_owned())),
+        _ => None,
+    }
+}
+
+/// The number of pods of a profile, by their revisions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PodStates {
+    /// All pods with the profile.
+    pub(super) all: usize,
+    /// Pods with the revision of the rollout whose containers are ready.
+    pub(super) upgraded: usize,
+    /// Pods whose containers are changed at the moment, in either direction.
+    pub(super) running: usize,
+    /// Pods that cannot get the revision in place, or whose upgrade failed.
+    pub(super) not_in_place: usize,
+    /// Pods that do not have the previous revision.
+    pub(super) away: usize,
+    /// Pods that do not have the previous revision and cannot return to it.
+    pub(super) stuck: usize,
+}
+
+/// The inputs of a decision.
+#[derive(Clone, Debug)]
+pub(super) struct Situation<'s> {
+    pub(super) rollout: &'s Rollout,
+    pub(super) before: Option<&'s UpgradeStatus>,
+    /// The published revision.
+    pub(super) revision: &'s str,
+    pub(super) promoted: Option<&'s str>,
+    /// Whether the published revision is an earlier one, by a rollback. It needs no observation.
+    pub(super) is_rollback: bool,
+    /// The annotation `pillion.dev/rollout`.
+    pub(super) request: Option<&'s str>,
+    pub(super) pods: PodStates,
+    /// Why the upgrade of a pod to this revision failed.
+    pub(super) failure: Option<&'s str>,
+    /// The comparison of upgraded pods with others in this phase, if it was made.
+    pub(super) verdict: Option<&'s Verdict>,
+    /// Why pods are not upgraded now.
+    pub(super) waits: Option<&'s str>,
+    /// In seconds since 1970.
+    pub(super) now: i64,
+}
+
+/// Whether new pods get the revision already: it is that of a rollback, or it was promoted before. Such a rollout needs no
+/// observation, and the failure of a pod does not stop it.
+fn is_return(situation: &Situation<'_>) -> bool {
+    situation.is_rollback || situation.promoted == Some(situation.revision)
+}
+
+/// Returns the steps of a rollout. The last one is always 100 percent.
+fn steps(situation: &Situation<'_>) -> Vec<RolloutStep> {
+    let mut steps = if is_return(situation) { Vec::new() } else { situation.rollout.steps.clone() };
+    if steps.last().is_none_or(|last| last.percent < 100) {
+        steps.push(RolloutStep { percent: 100, bake_seconds: None });
+    }
+    steps
+}
+
+/// Returns the number of pods that may have the revision in a phase and step. This includes pods whose upgrade is
+/// running, and pods that cannot be upgraded.
+pub(super) fn share(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
+    let percent = match status.phase {
+        UpgradePhase::Upgrading => steps(situation).get(index(status.step)).map_or(100, |step| step.percent),
+        // Pods may still lack the revision if they were created before all replicas saw the promotion.
+        UpgradePhase::Complete => 100,
+        _ => return 0,
+    };
+    situation.pods.all.saturating_mul(usize::from(percent)).div_ceil(100)
+}
+
+/// Returns how many further pods may be changed now.
+pub(super) fn capacity(rollout: &Rollout, pods: PodStates) -> usize {
+    let most = usize::try_from(rollout.max_unavailable.unwrap_or(1)).unwrap_or(usize::MAX);
+    most.saturating_sub(pods.running)
+}
+
+/// Returns how long the upgraded pods are observed after the current step, in seconds.
+pub(super) fn bake_seconds(situation: &Situation<'_>, step: u32) -> i64 {
+    let bake = steps(situation).get(index(step)).and_then(|step| step.bake_seconds);
+    i64::from(bake.unwrap_or(0))
+}
+
+/// Decides the state of a rollout.
+pub(super) fn next(situation: &Situation<'_>) -> UpgradeStatus {
+    let mut status = start(situation);
+    let phase = status.phase;
+    let (next, message) = transition(situation, &status);
+    if next != phase {
+        status.phase = next;
+        status.since = time(situation.now);
+        // The comparison was passed, so the next share follows.
+        status.step += u32::from(phase == UpgradePhase::Baking && next == UpgradePhase::Upgrading);
+    }
+    // A rollout is resumed once the pods of the failure have returned. Until then, the request waits.
+    let request_waits = phase.has_failed() && next.has_failed();
+    match (request(situation, &status), situation.request) {
+        (Some(Steering::Undo(_)), Some(text)) => status.handled_request = Some(shortened(text, REQUEST_BYTES)),
+        (Some(Steering::Resume(_)), Some(text)) if !request_waits => {
+            status.handled_request = Some(shortened(text, REQUEST_BYTES));
+        }
+        _ => {}
+    }
+    // The first failure explains the state, also later on.
+    if !(phase.has_failed() && next.has_failed()) {
+        status.message = message.map(|text| shortened(&text, MESSAGE_BYTES));
+    }
+    status.waiting = situation.waits.map(|text| shortened(text, MESSAGE_BYTES));
+    status
+}
+
+/// Returns the beginning of a text, with at most this number of bytes.
+fn shortened(text: &str, bytes: usize) -> String {
+    text.get(..text.floor_char_boundary(bytes)).unwrap_or_default().to_owned()
+}
+
+/// Returns the request of a user. `None` if it was handled, or if it is for another revision.
+fn request(situation: &Situation<'_>, status: &UpgradeStatus) -> Option<Steering> {
+    let text = situation.request?;
+    let text = shortened(text, REQUEST_BYTES);
+    let steering = steering(&text)?;
+    let is_current = match &steering {
+        Steering::Pause => true,
+        Steering::Resume(revision) | Steering::Undo(revision) => {
+            *revision == status.revision && status.handled_request.as_deref() != Some(&*text)
+        }
+    };
+    is_current.then_some(steering)
+}
+
+/// Returns the previous state with the current numbers of pods, or the first state of a rollout. If all pods have the
+/// revision already, and new ones get it, the rollout is complete.
+fn start(situation: &Situation<'_>) -> UpgradeStatus {
+    let Situation { before, revision, promoted, pods, now, .. } = situation;
+    let count = |pods: usize| u32::try_from(pods).unwrap_or(u32::MAX);
+    let known = before.filter(|before| before.revision == *revision).cloned();
+    let has_nothing_to_do = *promoted == Some(*revision) && pods.upgraded == pods.all;
+    let status = known.unwrap_or_else(|| UpgradeStatus {
+        revision: (*revision).to_owned(),
+        previous_revision: promoted.filter(|promoted| promoted != revision).map(str::to_owned),
+        phase: if has_nothing_to_do { UpgradePhase::Complete } else { UpgradePhase::Upgrading },
+        step: 0,
+        since: time(*now),
+        pods: 0,
+        upgraded: 0,
+        upgrading: 0,
+        not_in_place: 0,
+        handled_request: None,
+        message: None,
+        waiting: None,
+    });
+    UpgradeStatus {
+        pods: count(pods.all),
+        upgraded: count(pods.upgraded),
+        upgrading: count(pods.running),
+        not_in_place: count(pods.not_in_place),
+        ..status
+    }
+}
+
+/// Returns the next phase, and why the rollout is paused or has failed.
+fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhase, Option<String>) {
+    use UpgradePhase::{Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
+    let Situation { pods, failure, verdict, .. } = situation;
+    let failed = |why: &str| {
+        let returns = situation.rollout.auto_rollback.unwrap_or(true) && status.previous_revision.is_some();
+        (if returns { SteppingBack } else { Halted }, Some(why.to_owned()))
+    };
+    match (request(situation, status), status.phase) {
+        (Some(Steering::Undo(_)), Upgrading | Baking | Paused | Halted) => {
+            let phase = if status.previous_revision.is_some() { SteppingBack } else { Halted };
+            return (phase, Some("a user requested the previous revision".to_owned()));
+        }
+        (Some(Steering::Resume(_)), phase) if phase.has_failed() && failure.is_none() && pods.running == 0 => {
+            return (Upgrading, None);
+        }
+        _ => {}
+    }
+    if let (Upgrading | Baking | Paused, Some(why), false) = (status.phase, failure, is_return(situation)) {
+        return failed(why);
+    }
+    if let (Some(Steering::Pause), Upgrading | Baking | Paused) = (request(situation, status), status.phase) {
+        return (Paused, Some("a user paused the rollout".to_owned()));
+    }
+    match (status.phase, verdict) {
+        (Baking, Some(Verdict::Worse(why))) if !is_return(situation) => failed(why),
+        (Paused, _) => (Upgrading, None),
+        (Upgrading, _) => {
+            let reached = pods.upgraded + pods.not_in_place;
+            let is_reached = reached >= share(situation, status) && pods.running == 0;
+            (if is_reached { Baking } else { Upgrading }, None)
+        }
+        (Baking, Some(_)) => {
+            let until = status.since.0.as_second().saturating_add(bake_seconds(situation, status.step));
+            match () {
+                () if situation.now < until => (Baking, None),
+                () if index(status.step) + 1 < steps(situation).len() => (Upgrading, None),
+                () => (Complete, None),
+            }
+        }
+        (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck => (SteppedBack, None),
+        (phase, _) => (phase, None),
+    }
+}
+
+fn index(step: u32) -> usize {
+    usize::try_from(step).unwrap_or(usize::MAX)
+}
+
+fn time(seconds: i64) -> Time {
+    Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+#[cfg(test)]
+mod tests;
