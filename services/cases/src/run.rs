@@ -133,7 +133,7 @@ impl<'c> CaseRunner<'c> {
         creation::review(&request).to_string().into_bytes()
     }
 
-    /// Sends a review to an endpoint, and applies the patch of the response.
+    /// Runs the engine as a call of this endpoint would, and applies the patch of the response.
     fn send(&self, object: &Json, endpoint: Endpoint, trust: RecordTrust) -> Result<Pass, Unusable> {
         let body = self.review(object);
         let review =

@@ -30,9 +30,9 @@ use crate::rotation_model::world::{Disturbance, Rules};
 /// Number of explored states, unless `PILLION_ROTATION_STATES` is set. `just nightly` explores a million: all states
 /// within about thirty moves.
 const STATES: usize = 50_000;
-/// Number of random walks, and of moves in each. A walk has enough moves for several rotations. Unless a thorough run
-/// is requested, a tenth of the walks are made.
+/// Number of random walks. Without `PILLION_THOROUGH`, the test runs a tenth of them.
 const WALKS: u64 = 2_000;
+/// Number of moves in each walk: enough for several rotations.
 const MOVES: usize = 600;
 
 fn states() -> usize {

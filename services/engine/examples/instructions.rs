@@ -7,9 +7,9 @@
 //! ```
 //!
 //! `scan` parses the body with `serde_json` and stores nothing. Its cost is the unit for the other costs. `answer`
-//! parses the review, decides it, and writes the response. To get the cost of one run, take two counts with different
-//! values of COUNT, and divide their difference by the difference of the COUNTs. This excludes the cost of startup and
-//! of compiling profiles. `allocations` prints the number of memory allocations of one `answer`.
+//! parses the review, computes the decision, and writes the response. To get the cost of one run, take two counts with
+//! different values of COUNT, and divide their difference by the difference of the COUNTs. This excludes the cost of
+//! startup and of compiling profiles. `allocations` prints the number of memory allocations of one `answer`.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -69,7 +69,7 @@ fn run(words: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A request, and the snapshot that decides it.
+/// A request, and the snapshot for its decision.
 struct Work {
     body: Vec<u8>,
     snapshot: Snapshot,

@@ -6,8 +6,8 @@
 //! cluster profile: `extends: agent`.
 //!
 //! Only a genuine record is trusted. In a CREATE review, the API server computes `metadata.managedFields`, which list
-//! the fields that the author of the request wrote, without fields that admission plugins added. If they list the
-//! record's annotation, Pillion did not write the record.
+//! the fields that the author of the request wrote. They do not list fields that admission plugins added. If they list
+//! the record's annotation, Pillion did not write the record.
 
 use std::borrow::Cow;
 
@@ -91,7 +91,7 @@ pub(crate) enum ChangeKind {
     Set,
     /// The profile moved an existing element within its list.
     Moved,
-    /// The profile inserted an element first, or before another element.
+    /// The profile inserted an element at the start of a list, or before another element.
     PutInFront,
 }
 

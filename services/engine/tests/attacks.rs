@@ -39,13 +39,13 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides the creation of [`pod`] on a stack as small as those of the threads that serve requests. Returns the
+/// Decides about the creation of [`pod`] on a stack as small as those of the threads that serve requests. Returns the
 /// decision and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     decide_about(pod(), profiles)
 }
 
-/// Like [`decide`], but decides the creation of the given pod.
+/// Like [`decide`], but for the creation of the given pod.
 fn decide_about(pod: Json, profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     let run = move || {
         let snapshot = Snapshot::new(ProfileSet::new(profiles))

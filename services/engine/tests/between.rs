@@ -302,7 +302,8 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A trusted injection record that Pillion did not write must not harm the pod.
+/// A trusted injection record that Pillion did not write removes no container of the pod's author. The third pass
+/// changes nothing.
 #[test]
 fn record_of_missing_paths_is_harmless() {
     let snapshot = realistic();

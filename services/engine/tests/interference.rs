@@ -73,8 +73,8 @@ fn compiled(
     (platform, namespaced.collect())
 }
 
-/// Decides the creation of a pod, and returns the decision and the patched pod. The pod is `None` if it is denied.
-/// `parameters` are annotations of the namespace.
+/// Decides about the creation of a pod, and returns the decision and the patched pod. The pod is `None` if it is
+/// denied. `parameters` are annotations of the namespace.
 fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
     review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
 }

@@ -265,7 +265,7 @@ impl<'v> Evaluation<'_, 'v> {
         };
         match operator {
             Operator::Equal | Operator::NotEqual => {
-                // An optional never equals a value that is not an optional, so this comparison is probably an error.
+                // An optional never equals a value that is not an optional, so this comparison is probably a mistake.
                 if matches!(left, Value::Optional(_)) != matches!(right, Value::Optional(_)) {
                     return Err(mismatch(operator, left, right));
                 }

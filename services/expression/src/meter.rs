@@ -33,8 +33,8 @@ pub struct Meter {
 }
 
 /// The budgets of one request. For each [`Purpose`], there is one budget for all cluster profiles and one for all
-/// profiles of the namespace. So a tenant with a hundred expensive profiles gets the same budget as a tenant with one,
-/// and cannot use up the budget of cluster profiles.
+/// profiles of the namespace. So a tenant with a hundred expensive profiles gets the same budget as a tenant with one.
+/// It cannot use up the budget of cluster profiles.
 #[derive(Clone, Debug)]
 pub struct Allowances {
     pools: Rc<[Pool; 4]>,

@@ -131,8 +131,8 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// If the JSON text of an object or list is shorter than this, in bytes, the charge for a lookup depends on that
-/// length, and the entries are not counted.
+/// Minimum length in bytes of the JSON text of an object or list whose entries are counted for a lookup's charge. The
+/// charge for a shorter text depends on its length.
 const SHORT: usize = 2048;
 
 /// The number of items or members in a tape that are visited in one step. A lookup in a large object visits them twice:

@@ -1,7 +1,7 @@
 //! The tape of a JSON text, and values that refer to it.
 //!
-//! A node contains the start and the end of a value in the text, and the number of nodes that the value spans, so that
-//! a value can be skipped in one step. Object keys are nodes, too. Each key precedes its value.
+//! A node contains the start and the end of a value in the text. It also contains the number of nodes that the value
+//! spans, so a value can be skipped in one step. Object keys are nodes, too. Each key precedes its value.
 
 use std::borrow::Cow;
 

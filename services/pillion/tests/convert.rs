@@ -1,4 +1,4 @@
-//! `pillion convert` as a process: the profiles that it writes, and the configurations that it cannot convert and
+//! Tests `pillion convert` as a process: the profiles that it writes, and the configurations that it cannot convert and
 //! reports with their positions. Test cases in the folders of the extended profiles check how the written profiles
 //! change pods.
 

@@ -1,4 +1,4 @@
-//! `pillion convert` for resources of other injectors, as a process. `lint` accepts the written profiles, and the
+//! Tests `pillion convert` for resources of other injectors, as a process. `lint` accepts the written profiles, and the
 //! profiles inject the parts that the resources specify.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]

@@ -1,5 +1,5 @@
-//! `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to reviews
-//! that a real API server sent.
+//! Tests `pillion dev` as a process: the profiles that it serves, the commands that it prints, and its responses to
+//! reviews that a real API server sent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -210,8 +210,8 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
     })
 }
 
-/// Loads 600 profiles: half of them are cluster profiles, and half belong to tenants. A compiled profile takes 12 KiB of
-/// memory. It would take 28 KiB if all files stayed in memory while they are read.
+/// Loads 600 profiles: half of them are cluster profiles, and half belong to tenants. A compiled profile takes 12 KiB
+/// of memory. It would take 28 KiB if all files stayed in memory while they are read.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;

@@ -1,4 +1,4 @@
-//! `pillion diff` with manifests, as a process: shows the effect of changed profiles without a cluster.
+//! Tests `pillion diff` with manifests, as a process: shows the effect of changed profiles without a cluster.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 

@@ -1,5 +1,5 @@
-//! `pillion explain` as a process, with files: its output formats and exit codes, and the objects that it reads from
-//! each file.
+//! Tests `pillion explain` as a process, with files: its output formats and exit codes, and the objects that it reads
+//! from each file.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 

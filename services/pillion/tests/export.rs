@@ -1,5 +1,5 @@
-//! `pillion export` as a process: the policies that it writes, the parts that it leaves out with the reasons, and its
-//! exit code. `e2e/export.rs` shows that the API server accepts the policies, and decides like the engine.
+//! Tests `pillion export` as a process: the policies that it writes, the parts that it leaves out with the reasons, and
+//! its exit code. `e2e/export.rs` shows that the API server accepts the policies, and decides like the engine.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 

@@ -1,4 +1,4 @@
-//! `pillion inject` as a process: it reads manifests and prints injected manifests.
+//! Tests `pillion inject` as a process: it reads manifests and prints injected manifests.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 

@@ -303,8 +303,8 @@ impl Dev {
     }
 }
 
-/// Returns two durations: how long a run waits after the clients of two slow runs disconnect, and how long the program
-/// takes to exit while two other slow runs are in progress.
+/// Returns two durations. The first is how long a run waits after the clients of two slow runs disconnect. The second
+/// is how long the program takes to exit while two other slow runs are in progress.
 fn freed_and_ended() -> [Duration; 2] {
     let mut dev = Dev::start(&[]);
     drop(dev.begin_slow());

@@ -1,5 +1,5 @@
-//! `pillion test` as a process: it counts passed cases, and shows each difference from the expected result with its
-//! path.
+//! Tests `pillion test` as a process: it counts passed cases, and shows each difference from the expected result with
+//! its path.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 

@@ -1,5 +1,5 @@
-//! The spans of requests that a real OpenTelemetry Collector receives. A slow or missing collector must not affect
-//! requests.
+//! Tests the spans of requests that a real OpenTelemetry Collector receives. A slow or missing collector must not
+//! affect requests.
 
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers fail by panicking")]
 

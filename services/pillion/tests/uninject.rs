@@ -1,4 +1,4 @@
-//! `pillion uninject` as a process: it removes the parts that `pillion inject` added to manifests.
+//! Tests `pillion uninject` as a process: it removes the parts that `pillion inject` added to manifests.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests fail by panicking")]
 

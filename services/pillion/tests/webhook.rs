@@ -1,5 +1,5 @@
-//! `pillion webhook` as a process. It reports mistakes before it binds a port. A replica without a connection to the
-//! cluster is alive but not ready. A terminating replica drains. A replica without free file descriptors recovers.
+//! Tests `pillion webhook` as a process. It reports mistakes before it binds a port. A replica without a connection to
+//! the cluster is alive but not ready. A terminating replica drains. A replica without free file descriptors recovers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -27,8 +27,8 @@ use crate::eventually::POLL;
 use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
 use crate::{shared, tools};
 
-/// The environment variable that tells the copy which body to run: the source location of the call of [`isolated`] or
-/// [`Isolation::run`].
+/// The environment variable that selects the body that the copy runs: the source location of the call of [`isolated`]
+/// or [`Isolation::run`].
 const CALL: &str = "PILLION_TEST_CALL";
 /// The file in the test's folder to which the copy writes the result of the body. With the exit code alone, a test that
 /// was not found would look like a passed test.

@@ -180,7 +180,8 @@ if [ ${#trees[@]} -gt 1 ]; then
   digest=$("$tools/image.sh" "$repository:$version" "$out/$image" /pillion "${labels[@]}" -- "${trees[@]}")
 fi
 
-# The chart of a release names the image of the release. Helm keeps the modification times of files.
+# The chart of a release names the image of the release. Helm keeps the modification times of files, so they are set to
+# `SOURCE_DATE_EPOCH`.
 cp -r charts/pillion "$work/chart"
 sed -i "s|^  repository: pillion$|  repository: $repository|" "$work/chart/values.yaml"
 grep --quiet --line-regexp --fixed-strings "  repository: $repository" "$work/chart/values.yaml" ||

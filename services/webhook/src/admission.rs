@@ -1,7 +1,7 @@
-//! Decides a parsed review once all lookups that it needs are done.
+//! Computes the decision for a parsed review once all lookups that it needs are done.
 //!
-//! The decision itself never waits. `Admission::next` computes on the calling thread. If it needs a lookup, it returns
-//! a description of the lookup. The caller does the lookup, and then calls `Admission::next` again with the result.
+//! The computation never waits: `Admission::next` runs on the calling thread. If it needs a lookup, it returns a
+//! description of the lookup. The caller does the lookup, and then calls `Admission::next` again with the result.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -33,14 +33,14 @@ pub struct NamespaceLookup<'n> {
     pub name: &'n str,
     /// The client that sent the review.
     pub client: IpAddr,
-    /// A cached result is acceptable only if it was fetched after this time. Set if the namespace's failure mode in the
-    /// snapshot differs from that of the path that the API server called.
+    /// A cached result is acceptable only if it was fetched after this time. Set if the API server called the path of
+    /// another failure mode than the snapshot has for the namespace.
     pub after: Option<Instant>,
 }
 
-/// Looks up a namespace that the snapshot lacks, or whose failure mode in the snapshot differs from that of the path
-/// that the API server called. The snapshot may be a second old. Returns `Missing` if the cluster has no such
-/// namespace, and `Failed` if it cannot be looked up now.
+/// Looks up a namespace that is not in the snapshot. Also called if the API server called the path of another failure
+/// mode than the snapshot has for the namespace. The snapshot may be a second old. Returns `Missing` if the cluster has
+/// no such namespace, and `Failed` if it cannot be looked up now.
 ///
 /// The router limits the time of each lookup. The function must validate the name and limit the number of lookups, in
 /// total and for each client.

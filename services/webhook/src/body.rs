@@ -32,9 +32,9 @@ const LINGER: Duration = Duration::from_secs(1);
 /// The memory budget of all request bodies together, over all connections.
 ///
 /// The size of each body and the number of connections are limited, but their product exceeds any machine's memory. So
-/// a body takes its share of one budget as its bytes arrive, never earlier, and returns it when the request is
-/// answered. Large bodies leave a part of the budget to small ones. Most reviews have a few kilobytes, and must be
-/// answered even while another client slowly sends large ones.
+/// a body takes its share of one budget only as its bytes arrive. It returns the share when the request is answered.
+/// Large bodies leave a part of the budget to small ones. Most reviews have a few kilobytes, and must be answered even
+/// while another client slowly sends large ones.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
@@ -137,8 +137,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Returns the sender of this request. Draining is not needed if the client waits for `100 Continue`, nor on
-    /// HTTP/2, where the server can end a request without closing the connection.
+    /// Returns the sender of this request. Draining is not needed if the client waits for `100 Continue`. It is not
+    /// needed on HTTP/2 either, where the server can end a request without closing the connection.
     pub(crate) fn of(request: &Request) -> Self {
         let waits = request.headers().contains_key(EXPECT);
         let needs_draining = !waits && request.version() < Version::HTTP_2;

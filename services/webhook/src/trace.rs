@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 /// The target of all request spans. No other span has this target.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was created after the response, because its request failed or was denied. It tells
+/// The attribute of a span that was created after the response, because its request failed or was denied. It shows
 /// samplers that the request was not sampled at its head.
 pub const SAMPLED_FOR: &str = "sampled_for";
 

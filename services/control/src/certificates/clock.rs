@@ -127,7 +127,7 @@ impl Answers {
 }
 
 impl Clock {
-    /// Creates a clock without any response. Until the first one, the clocks do not agree.
+    /// Creates a clock that has received no response yet. [`Self::agrees`] returns false until the first response.
     #[must_use]
     pub fn new(settings: Settings, metrics: ClockMetrics) -> Self {
         Self { settings: Arc::new(settings), answers: Arc::default(), metrics }
@@ -154,7 +154,7 @@ impl Clock {
         self.lock().difference(Timestamp::now(), Instant::now(), &self.settings)
     }
 
-    /// Returns the API server's time, which decides whether a certificate is valid. Returns the local time if the API
+    /// Returns the API server's time. API servers check certificates against it. Returns the local time if the API
     /// server's time is unknown.
     #[must_use]
     pub fn api_servers(&self) -> Timestamp {

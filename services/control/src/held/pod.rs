@@ -146,7 +146,8 @@ pub struct HeldPod {
 impl HeldPod {
     /// Reads a pod. Returns `None` if it does not have Pillion's gate, is scheduled, or is terminating.
     ///
-    /// The injection record is ignored, since a pod author can write one. The gate alone shows that no webhook decided.
+    /// The injection record is ignored, since a pod author can write one. The gate alone shows that no replica has
+    /// decided about the pod.
     #[must_use]
     pub fn read(pod: StoredPod) -> Option<Self> {
         let StoredPod { metadata, spec } = pod;

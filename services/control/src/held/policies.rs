@@ -83,8 +83,8 @@ enum PolicyState {
     Unowned,
 }
 
-/// Keeps the policies in place if `wanted` is true, or removed if it is false, while this controller leads. With
-/// `None`, the policies are not changed.
+/// While this controller leads, creates and corrects the policies if `wanted` is true, and removes them if it is false.
+/// If it is `None`, the policies are not changed.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,

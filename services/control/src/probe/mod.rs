@@ -78,8 +78,8 @@ impl Default for Settings {
     }
 }
 
-/// Maximum time between two rounds before the first webhook entries exist. Nothing is injected until then, and the entries
-/// are created only after a round has found a trusted endpoint.
+/// Maximum time between two rounds before the first webhook entries exist. Nothing is injected until then, and the
+/// entries are created only after a round has found a trusted endpoint.
 const GAP_BEFORE_FIRST_ENTRIES: Duration = Duration::from_secs(1);
 
 /// The result for one endpoint.
@@ -184,9 +184,9 @@ impl Prober {
     }
 }
 
-/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`], or every second
-/// while API servers trust no CA and so cannot call the webhook. Without requirements, or if the endpoints cannot be
-/// listed, `found` is `None`.
+/// Probes while this controller leads: at once when the requirements change, then every [`Settings::gap`], or every
+/// second while API servers trust no CA and so cannot call the webhook. Without requirements, or if the endpoints
+/// cannot be listed, `found` is `None`.
 pub async fn run(
     leading: LeaderContext,
     settings: Settings,

@@ -13,7 +13,7 @@ use kube::api::{Api, ListParams};
 use super::Settings;
 use crate::release::Release;
 
-/// An endpoint in the cluster.
+/// An endpoint to probe: an address behind the Service, or a pod that it selects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// The address. It is an IP address, unless a slice was written by hand.

@@ -50,8 +50,9 @@ impl Rules {
     /// is active too. The profiles are compiled, so their targets are valid.
     ///
     /// Namespaced profiles mutate only pods, and the creation of pods always calls the mutating webhooks. Their
-    /// validations may need calls that no cluster profile needs. These calls are made only for the profiles' own
-    /// namespaces. Up to [`MAXIMUM_OWN_CALLS`] are made, in the order of the namespaces' names.
+    /// validations may need calls that no cluster profile needs. The API server makes these calls only for the
+    /// profiles' own namespaces. The rules contain up to [`MAXIMUM_OWN_CALLS`] of them, in the order of the namespaces'
+    /// names.
     #[must_use]
     pub fn of(profiles: &ProfileSet) -> Self {
         let (cluster, own): (Vec<_>, Vec<_>) = profiles.active().partition(|one| one.name().namespace.is_none());

@@ -64,8 +64,8 @@ pub async fn disable(client: &Client, release: &Release) -> Result<bool, kube::E
 }
 
 /// Creates the `ConfigMap` if it is missing, so that administrators can patch and read it. Returns whether it was
-/// created. An existing `ConfigMap` is not changed. Both keys get their defaults, since the API server would not record
-/// the writer of a key that is added to an empty `ConfigMap`.
+/// created. An existing `ConfigMap` is not changed. Both keys get their defaults. The API server would not record the
+/// writer of a key that is added to an empty `ConfigMap`.
 ///
 /// # Errors
 /// The API server rejected the request.

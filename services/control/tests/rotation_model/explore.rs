@@ -262,7 +262,7 @@ fn disturbed(world: &ModelState, disturbance: Disturbance) -> Option<ModelState>
     Some(next)
 }
 
-/// Lets all replicas and API servers see every change and one leader act, repeatedly. Returns a description of the
+/// Repeatedly shows every change to all replicas and API servers, and lets one leader act. Returns a description of the
 /// state if the rotation does not complete.
 fn never_rests(world: &ModelState, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();

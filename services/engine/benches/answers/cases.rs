@@ -105,7 +105,7 @@ impl Case {
     }
 }
 
-/// A request, and the snapshot that decides it.
+/// A request, and the snapshot for its decision.
 pub(crate) struct Work {
     pub(crate) body: Vec<u8>,
     snapshot: Snapshot,

@@ -1,7 +1,7 @@
 //! Changes and removes existing list elements and map entries: `$forEach: existing` and `$prune`.
 //!
-//! Items of lists without keys are compared by value, to recognize the items that the same profile kept or added in an
-//! earlier pass (an earlier call of the webhook for the object).
+//! Items of lists without keys are compared by value. This recognizes items that the same profile kept or added in an
+//! earlier pass. A pass is one call of the webhook for the object.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -28,7 +28,7 @@ const RESTART_POLICY: &str = "restartPolicy";
 /// The initial capacity for environment variables.
 const ENTRIES: usize = 32;
 
-/// The list for a container in the template's `initContainers`.
+/// The list into which a container of the template's `initContainers` is merged.
 #[derive(Clone, Copy)]
 enum ContainerList<'a> {
     /// The list that contains the element in the template. Also used for elements of other lists.

@@ -114,7 +114,7 @@ pub(crate) struct TenantLimits<'b> {
 }
 
 impl TenantLimits<'_> {
-    /// Checks the result of a namespaced profile. `limits` determines which checks are made. `before` is the object
+    /// Checks the result of a namespaced profile. `limits` determines which checks are run. `before` is the object
     /// after the preceding profiles.
     ///
     /// # Errors

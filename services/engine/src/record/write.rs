@@ -104,8 +104,8 @@ impl RecordWriter {
         mark
     }
 
-    /// Marks the current profile as one that only extends a cluster profile. If its entry from an earlier pass has no
-    /// such mark, the entry remains that of a namespaced profile, because it may contain the profile's own changes.
+    /// Marks the current profile as one that only extends a cluster profile. An entry from an earlier pass without this
+    /// mark does not get it, because it may contain the profile's own changes.
     pub(crate) fn extends(&mut self, profile: &str, parent: &str, earlier: Option<&Record>) {
         let entry = earlier.and_then(|record| record.entry(profile));
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());

@@ -211,7 +211,7 @@ impl Review<'_> {
         self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
     }
 
-    /// Returns the object to decide, if there is one. For a deletion, it is the old object.
+    /// Returns the object that the decision is about, if there is one. For a deletion, it is the old object.
     fn object(&self, action: Action<'_>) -> Option<Value<'_>> {
         match (action.phase, action.operation) {
             (Phase::Validate, Operation::Delete) => self.old_object(),

@@ -236,8 +236,8 @@ fn displaced(profiles: &[Selected<'_>], with: &Applied<'_>, without: &Applied<'_
 }
 
 /// Checks that the result of all profiles contains the protected changes in `alone`, the result of the cluster
-/// profiles. The two can differ if a cluster profile makes a change in this pass, after an earlier pass already applied
-/// a namespaced profile.
+/// profiles. The two can differ if an earlier pass already applied a namespaced profile, and a cluster profile changes
+/// the object in this pass.
 fn interference(together: &Applied<'_>, alone: &Applied<'_>) -> Result<(), Excess> {
     let protected = alone.protected.as_ref().ok_or_else(Excess::unreadable)?;
     limits::check_interference(&alone.document, &together.document, protected)

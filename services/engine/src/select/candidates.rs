@@ -409,7 +409,7 @@ impl Candidates {
         own.into_iter().chain(cluster)
     }
 
-    /// Returns the active revisions of the profile with this display name, which records contain.
+    /// Returns the active revisions of the profile with this display name. Injection records contain display names.
     pub(crate) fn active_places_of(&self, display_name: &str) -> impl Iterator<Item = Place> {
         let is_own = display_name.contains('/');
         let [cluster, own] = self.places_by_name(display_name);

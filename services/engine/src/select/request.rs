@@ -1,8 +1,8 @@
 //! Finds the profiles that a pod and its namespace request, by name or by the request key of the profile.
 //!
-//! See [`crate::profile::request`] for the values of a key. The first value that is present decides whether a profile
-//! is requested: the pod's label, the pod's annotation, the namespace's label, or the namespace's annotation. Profiles
-//! with `empty: Absent` ignore empty values.
+//! See [`crate::profile::request`] for the values of a key. The first value that is present determines whether a
+//! profile is requested: the pod's label, the pod's annotation, the namespace's label, or the namespace's annotation.
+//! Profiles with `empty: Absent` ignore empty values.
 
 use std::borrow::Cow;
 
@@ -198,8 +198,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Returns the value that decides whether a profile is requested, with its object and the kind of its key. `None`
-    /// if there is no such value.
+    /// Returns the value that determines whether a profile is requested, with its object and the kind of its key.
+    /// `None` if there is no such value.
     fn deciding_value(&self, place: Place) -> Option<(RequestSource, KeyKind, Cow<'_, str>)> {
         let request = self.candidates.profile(place)?.request.as_ref()?;
         let keys = [(KeyKind::Label, &request.label), (KeyKind::Annotation, &request.annotation)];

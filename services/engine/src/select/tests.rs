@@ -154,7 +154,7 @@ fn empty_value_declines_or_counts_as_absent() {
     }
     let nobody = Case::new([profile("java", json!({"requestedBy": {"annotation": KEY, "empty": "Absent"}}))]);
     assert!(nobody.applied(&json!({}), &json!({KEY: ""})).is_empty());
-    // With `empty: Absent`, an empty label is ignored, and the pod's annotation decides.
+    // With `empty: Absent`, an empty label is ignored, so the value of the pod's annotation is used.
     for (empty, applied) in [("Absent", &["java"][..]), ("Counts", &[])] {
         let both = json!({"requestedBy": {"label": KEY, "annotation": KEY, "empty": empty}});
         let case = Case::new([profile("java", both)]);

@@ -1,8 +1,8 @@
 //! Tests namespaced profiles that once reverted the changes of cluster profiles.
 //!
-//! In this module, a child is a namespaced profile that extends a cluster profile, its parent, and only sets values of
-//! it. If the parent is also requested, the child is applied instead of it. A guard is a cluster profile whose changes
-//! must remain.
+//! In this module, a child is a namespaced profile that only sets values of its parent, a cluster profile. If the
+//! parent is also requested, the child is applied instead of it. A guard is a cluster profile whose changes must
+//! remain.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ pub(crate) enum Oracle {
     ServerSideApply,
 }
 
-/// The properties of a case that decide whether a difference is allowed.
+/// The properties of a case that determine whether a difference is allowed.
 pub(crate) struct Case<'a> {
     pub(crate) pod: &'a Json,
     pub(crate) template: &'a Json,

@@ -115,7 +115,7 @@ impl DecisionQueue {
     /// Grants permits until the queue is empty.
     async fn serve(self: Arc<Self>) {
         loop {
-            // Lets the tasks that are ready now run first: all of them, or most.
+            // Lets most or all of the tasks that are ready now run first.
             tokio::task::yield_now().await;
             let chosen = {
                 let mut state = self.state();

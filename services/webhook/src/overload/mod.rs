@@ -36,7 +36,7 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 /// The maximum size of a small body, in bytes. Small bodies may use the whole memory budget, and are decided on the
 /// thread that read them. A pod's review has some 8 KiB.
 pub(crate) const SMALL: usize = 128 * 1024;
-/// The cost of a request regardless of its size, in bytes: even a small pod takes time to decide.
+/// The cost of a request regardless of its size, in bytes: deciding about even a small pod takes time.
 const BASE_COST: u64 = 4096;
 /// The increase of the niceness of the threads for large bodies. On a busy machine, each of these threads gets about a
 /// tenth of a core.
@@ -366,8 +366,8 @@ mod tests {
             assert!(futures::poll!(compiling.as_mut()).is_pending());
             tokio::task::yield_now().await;
         }
-        // While a profile compiles, pods of any size are decided. The review of another profile waits until its
-        // deadline.
+        // While a profile compiles, reviews of pods of any size get their decisions. The review of another profile
+        // waits until its deadline.
         for size in [10, 2 * SMALL] {
             let permit = overload.permit(&Bytes::from(vec![b' '; size]), far).await.unwrap();
             assert_eq!(overload.offload(|| 7).await.unwrap(), 7);

@@ -45,8 +45,8 @@ fn timeout(query: Option<&str>, settings: &OverloadSettings) -> Duration {
     requested.unwrap_or(settings.default_timeout).min(settings.longest_timeout)
 }
 
-/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None`: it is invalid or negative. If it is too long,
-/// returns the maximum.
+/// Parses a duration in Go's format: `10s`, `1m30s`, `1.5h`. `None` if the text is invalid or the duration is negative.
+/// Returns the maximum if the duration is too long.
 fn go_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -109,13 +109,13 @@ pub(crate) fn class(keys: &RandomState, body: &[u8]) -> u64 {
     keys.hash_one(namespace(body))
 }
 
-/// Returns the namespace in this body. `None`: it is not within the inspected bytes, has escapes, or is not valid
-/// UTF-8.
+/// Returns the namespace in this body. `None` if the namespace is not within the inspected bytes, has escapes, or is
+/// not valid UTF-8.
 pub(crate) fn peek_namespace(body: &[u8]) -> Option<&str> {
     namespace(body).and_then(|name| std::str::from_utf8(name).ok())
 }
 
-/// Returns the string at `/request/namespace`. `None`: it is not within the inspected bytes, or has escapes.
+/// Returns the string at `/request/namespace`. `None` if the string is not within the inspected bytes, or has escapes.
 fn namespace(body: &[u8]) -> Option<&[u8]> {
     let mut peek = EnvelopePeek(body.get(..WINDOW).unwrap_or(body));
     peek.member(b"request")?;
@@ -127,7 +127,7 @@ fn namespace(body: &[u8]) -> Option<&[u8]> {
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the object that is next, and advances to the value of the member `name`. `None`: the object has no such
+    /// Enters the object that is next, and advances to the value of the member `name`. `None` if the object has no such
     /// member.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
@@ -152,8 +152,8 @@ impl<'b> EnvelopePeek<'b> {
         Some(())
     }
 
-    /// Consumes the next string, and returns its raw bytes between the quotes. `None`: what follows is not a complete
-    /// string.
+    /// Consumes the next string, and returns its raw bytes between the quotes. `None` if the next bytes are not a
+    /// complete string.
     fn string(&mut self) -> Option<&'b [u8]> {
         self.token(b'"')?;
         let text = self.0;
@@ -170,7 +170,7 @@ impl<'b> EnvelopePeek<'b> {
         text.get(..end)
     }
 
-    /// Consumes the next string, and returns it. `None`: it has escapes.
+    /// Consumes the next string, and returns it. `None` if the string has escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }

@@ -78,7 +78,7 @@ pub(crate) struct OverloadMetrics {
 pub(super) struct QueueMetrics {
     /// Requests that wait for a permit.
     pub(super) queued: Gauge,
-    /// The times that requests waited in the queue, including requests that got no permit.
+    /// How long requests waited in the queue, in seconds. Includes requests that got no permit.
     pub(super) waited: Histogram,
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct Unfinished {
     evicted: oneshot::Receiver<Eviction>,
 }
 
-/// Tells the reader of a body to stop. The reader drops this value once it has released the body's memory.
+/// A request to the reader of a body to stop. The reader drops this value once it has released the body's memory.
 #[derive(Debug)]
 pub(crate) struct Eviction {
     pub(crate) reason: Shed,

@@ -148,7 +148,7 @@ impl Tls {
     /// current at the handshake.
     ///
     /// # Errors
-    /// The cryptography library does not support these versions of TLS, which would be an error of the build.
+    /// The cryptography library does not support these versions of TLS, because the program was built incorrectly.
     pub fn new(
         certificate: Arc<ServingCertificate>,
         clients: Option<Arc<ClientCertificates>>,

@@ -38,7 +38,7 @@ const HANDLER: [(&str, &str); 8] = [
 /// test.
 const OTHER: [&str; 4] = ["handler/region", "handler/baseArn", "expectedPatch", "skip"];
 
-/// Settings of the container credentials endpoint in the peer's tests, and our parameters.
+/// Settings of the container credentials endpoint in the peer's tests, each with our parameter for it.
 const ENDPOINT: [(&str, &str); 5] = [
     ("uri", "endpoint"),
     ("audience", "audience"),

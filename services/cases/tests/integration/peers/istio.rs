@@ -70,7 +70,7 @@ pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
     cases
 }
 
-/// The sources of the settings of a result.
+/// The sources of the settings with which the peer computed a result.
 struct Conditions<'c> {
     /// The rest of a result's name after the name of its workload.
     variant: &'c str,
@@ -78,7 +78,7 @@ struct Conditions<'c> {
     installation: Result<Option<Vec<Json>>, String>,
 }
 
-/// Whether a file contains the settings of another file: `X.iop.yaml`.
+/// Whether a file is a settings file: `X.iop.yaml` contains the settings of the installation for `X`.
 fn is_settings(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| Path::new(stem).extension().is_some_and(|extension| extension == "iop"))
 }

@@ -228,7 +228,7 @@ fn requests_injection(pod: &WebhookDocument, namespace: &WebhookDocument) -> boo
 }
 
 /// Whether a pod is tested in a namespace. If the namespace has annotations besides the request, at least one patch
-/// must match the names of the pod and the namespace together, but not the name of the pod alone.
+/// must fit the pair. Such a patch matches the names of both together, but not the name of the pod alone.
 fn is_tested_pair(pod: &WebhookDocument, namespace: &WebhookDocument, patches: &[Patch]) -> bool {
     let annotations = namespace.object["metadata"]["annotations"].as_object();
     let (of_pod, of_namespace) = (name_parts(&pod.name), name_parts(&namespace.name));
@@ -398,7 +398,8 @@ fn command_line_case(
     if let Some(values) = values {
         apply_values(&mut case, shipped, &documents(values)?)?;
     }
-    // Settings in the peer's test code are inferred from the result, unless a file has them.
+    // The peer's tests set many settings in their own code. If there is no settings file, the settings are inferred
+    // from the result.
     let mut other = case.clone();
     let inferred = match &expected {
         Expected::Object(expected) if values.is_none() => {

@@ -21,7 +21,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::validity;
 
-/// How far in the future a certificate's validity may begin, since clocks differ.
+/// How far in the future a certificate's validity may begin, because clocks may differ.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_mins(5);
 
 /// The requirements on a certificate.

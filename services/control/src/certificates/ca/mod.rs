@@ -118,7 +118,7 @@ pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<(Timestamp, T
 }
 
 /// The prefix of a CA's common name. The CA's number and a random tag follow. A verifier looks up the issuer by its
-/// name, so two CAs must never share a name, even if all data about a CA is lost and its number is used again.
+/// name. So two CAs must never share a name, even if all data about a CA is lost and its number reused.
 const CA_NAME: &str = "Pillion CA ";
 /// The common name of serving certificates.
 const SERVING_NAME: &str = "Pillion";

@@ -5,7 +5,7 @@
 //! The leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
-//!   from the bundle only when every replica serves a certificate of its successor, and an additional time has passed.
+//!   from the bundle only after every replica serves a certificate of its successor, and an additional time.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
 //!   with the serving certificate, and the webhook configuration. The next leader continues from there.
 //! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
@@ -16,8 +16,8 @@
 //! certificate that is no longer trusted. Then the replica watches the Secret.
 //!
 //! This file has the stored state ([`Record`]), the observed state ([`Observed`]) and the possible steps ([`Step`]).
-//! [`plan`] decides ([`next`]). `tests/rotation_model/` explores the rotation with two leaders, lagging replicas and
-//! API servers, and crashes at any point.
+//! The function [`next`] in [`plan`] chooses the next step. `tests/rotation_model/` explores the rotation with two
+//! leaders, lagging replicas and API servers, and crashes at any point.
 
 pub mod plan;
 

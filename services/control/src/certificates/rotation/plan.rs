@@ -1,4 +1,4 @@
-//! Decides the next step.
+//! Chooses the next step.
 //!
 //! Deviations from the state that the phase requires are corrected first. The bundle is corrected before the serving
 //! certificate, since no replica may serve an untrusted certificate. The phase may end only when both are correct.

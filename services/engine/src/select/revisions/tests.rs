@@ -349,3 +349,13 @@ fn owner_identifies_workload() {
         assert_eq!(workload(tape.root()), expected);
     }
 }
+
+#[test]
+fn share_of_nothing_keeps_promoted_revision() {
+    let (served, _) = staged(&ProfileName::cluster("proxy"), 0, &json!({"activation": "Always"}));
+    let snapshot = snapshot([served]);
+    assert_eq!(label(&snapshot, &pod("web", &json!({}))).as_deref(), Some("promoted"));
+    let mut bound = pod("web", &json!({}));
+    bound["spec"]["nodeName"] = json!("one");
+    assert_eq!(label(&snapshot, &bound).as_deref(), Some("promoted"));
+}
