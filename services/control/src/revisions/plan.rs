@@ -232,8 +232,10 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
 /// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the revision
 /// of that rollout is promoted, although the status does not say so yet.
 fn last_promoted(status: &ProfileStatus) -> Option<&str> {
+    // The state of an earlier rollout in place says nothing about a rollout to a share of the workloads.
+    let is_in_place = status.rollout.as_ref().is_none_or(|rollout| rollout.percent == Some(0));
     let complete = status.upgrade.as_ref().filter(|upgrade| {
-        upgrade.phase == UpgradePhase::Complete && status.revision.as_deref() == Some(&upgrade.revision)
+        is_in_place && upgrade.phase == UpgradePhase::Complete && status.revision.as_deref() == Some(&upgrade.revision)
     });
     complete.map(|upgrade| &*upgrade.revision).or(status.promoted_revision.as_deref())
 }

@@ -20,16 +20,20 @@ pub(super) struct Known {
     pub(super) written: Instant,
     /// When upgraded pods were last compared with others.
     pub(super) judged: Option<Instant>,
-    /// Whether a node has pulled the images of the rollout.
-    pub(super) has_pulled: bool,
+    /// The nodes that have pulled the images of the rollout.
+    pulled: HashSet<String>,
+    /// The nodes that could not pull them.
+    unpulled: HashSet<String>,
     /// Since when an image cannot be pulled, and why.
-    pub(super) unpullable: Option<(Instant, String)>,
+    unpullable: Option<(Instant, String)>,
     /// Why pods are not changed now.
     pub(super) waits: BTreeSet<String>,
     /// The pods that cannot get a revision in place, with the revision, the time and the reasons, by UID.
     obstacles: HashMap<u128, (Box<str>, Instant, Vec<String>)>,
     /// The pods that are not tried for a while, with the time and the reason, by UID.
     delayed: HashMap<u128, (Instant, String)>,
+    /// When pods could not be changed, by UID.
+    tried: HashMap<u128, Instant>,
 }
 
 impl Default for Known {
@@ -38,11 +42,13 @@ impl Default for Known {
             replaced: None,
             written: Instant::now(),
             judged: None,
-            has_pulled: false,
+            pulled: HashSet::new(),
+            unpulled: HashSet::new(),
             unpullable: None,
             waits: BTreeSet::new(),
             obstacles: HashMap::new(),
             delayed: HashMap::new(),
+            tried: HashMap::new(),
         }
     }
 }
@@ -51,6 +57,29 @@ impl Known {
     /// Returns why an image cannot be pulled, if that lasts longer than `limit`.
     pub(super) fn pull_failure(&self, limit: Duration) -> Option<String> {
         self.unpullable.as_ref().filter(|(since, _)| since.elapsed() > limit).map(|(_, why)| why.clone())
+    }
+
+    /// Records that a node has pulled the images.
+    pub(super) fn add_pulled(&mut self, node: &str) {
+        self.unpullable = None;
+        self.unpulled.remove(node);
+        self.pulled.insert(node.to_owned());
+    }
+
+    /// Records that a node could not pull an image. Returns whether this is a problem of the node: at least as many others
+    /// have pulled it.
+    pub(super) fn add_unpullable(&mut self, node: &str, why: &str) -> bool {
+        self.unpulled.insert(node.to_owned());
+        let is_of_node = self.unpulled.len() <= self.pulled.len();
+        if !is_of_node {
+            self.unpullable.get_or_insert_with(|| (Instant::now(), why.to_owned()));
+        }
+        is_of_node
+    }
+
+    /// Returns when a pod could last not be changed. `None` if it was not tried.
+    pub(super) fn last_try(&self, uid: u128) -> Option<Instant> {
+        self.tried.get(&uid).copied()
     }
 
     /// Returns why a pod cannot get a revision in place.
@@ -68,6 +97,7 @@ impl Known {
     pub(super) fn delay(&mut self, uid: u128, why: String) {
         self.waits.insert(why.clone());
         self.delayed.insert(uid, (Instant::now(), why));
+        self.tried.insert(uid, Instant::now());
     }
 
     pub(super) fn is_delayed(&self, uid: u128) -> bool {
@@ -78,6 +108,7 @@ impl Known {
     pub(super) fn forget(&mut self, listed: &HashSet<u128>) {
         self.obstacles.retain(|uid, (_, since, _)| listed.contains(uid) && since.elapsed() < OBSTACLE_LIFETIME);
         self.delayed.retain(|uid, (since, _)| listed.contains(uid) && since.elapsed() < DELAY);
+        self.tried.retain(|uid, _| listed.contains(uid));
         let reasons = self.obstacles.values().filter_map(|(_, _, reasons)| reasons.first());
         self.waits = reasons.chain(self.delayed.values().map(|(_, why)| why)).cloned().collect();
     }
@@ -89,7 +120,8 @@ impl Known {
         self.waits.clear();
         self.delayed.clear();
         if !is_same_rollout {
-            self.has_pulled = false;
+            self.pulled.clear();
+            self.unpulled.clear();
             self.obstacles.clear();
         }
     }
@@ -107,6 +139,7 @@ mod tests {
         assert_eq!(known.obstacle(1, "r2"), Some(&["env changes".to_owned()][..]));
         assert_eq!(known.obstacle(1, "r1"), None, "the obstacle is for another revision");
         assert!(known.is_delayed(2) && !known.is_delayed(1));
+        assert!(known.last_try(2) > known.last_try(1), "the pod comes after those that were not tried");
         assert_eq!(known.waits.len(), 2);
         known.waits.insert("pulling".to_owned());
         known.forget(&HashSet::from([1, 2]));
@@ -126,11 +159,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn image_must_be_unpullable_for_a_while() {
-        let unpullable = Some((Instant::now(), "none".to_owned()));
-        let mut known = Known { unpullable, ..Known::default() };
+        let mut known = Known::default();
+        assert!(!known.add_unpullable("one", "none"), "no node has pulled it");
         assert_eq!(known.pull_failure(Duration::from_secs(30)), None);
         tokio::time::advance(Duration::from_secs(31)).await;
         assert_eq!(known.pull_failure(Duration::from_secs(30)).as_deref(), Some("none"));
+        known.add_pulled("one");
+        assert_eq!(known.pull_failure(Duration::ZERO), None);
+        assert!(known.add_unpullable("two", "none"), "another node has pulled it");
+        assert!(!known.add_unpullable("three", "none"), "most nodes cannot pull it");
         known.begin_phase(false);
         assert_eq!(known.pull_failure(Duration::ZERO), None);
     }

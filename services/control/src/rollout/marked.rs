@@ -26,6 +26,8 @@ use crate::revisions::Followed;
 
 /// How long the upgrade of a pod may take, unless the profile says otherwise.
 const DEFAULT_POD_TIMEOUT: Duration = Duration::from_mins(5);
+/// Maximum difference of the clocks of two leaders, in seconds.
+const MAX_CLOCK_DIFFERENCE: i64 = 60;
 /// The maximum length of a failure in a pod's annotation, in bytes.
 const FAILURE_BYTES: usize = 512;
 
@@ -112,13 +114,16 @@ impl MarkedPod {
         let timeout = followed.map_or(DEFAULT_POD_TIMEOUT, pod_timeout).as_secs();
         // Whoever may change the pod may have written a time in the future.
         let age = now.saturating_sub(running.since);
-        let is_late = age < 0 || age > i64::try_from(timeout).unwrap_or(i64::MAX);
+        let is_late = age < -MAX_CLOCK_DIFFERENCE || age > i64::try_from(timeout).unwrap_or(i64::MAX);
+        let has_not_started = running.changes.iter().any(|change| !running.restarts.contains_key(&change.name));
         let status = followed.and_then(|followed| followed.upgrade.as_ref());
         let returns = status.is_some_and(|status| status.phase == UpgradePhase::SteppingBack);
         match progress(&self.value, running, now) {
             Progress::Done => Step::Complete,
             Progress::Waiting(why) if running.is_step_back && is_late => Step::GiveUp(why),
             Progress::Waiting(_) if returns && !running.is_step_back => Step::Return,
+            // The pod did not run before, so it is as ready as before.
+            Progress::Waiting(_) if is_late && !running.was_ready && has_not_started => Step::Complete,
             Progress::Waiting(why) if is_late => Step::TakeBack(format!("not complete after {timeout} seconds: {why}")),
             Progress::Waiting(_) => Step::Wait,
             Progress::Failed(why) => Step::TakeBack(why),
@@ -166,13 +171,14 @@ impl Context<'_> {
             Step::GiveUp(why) => warn!(pod = pod.name(), why, "the previous revision does not become ready"),
             Step::Complete | Step::Unmark => {}
         }
-        let is_step_back = pod.upgraded.running.as_ref().is_some_and(|running| running.is_step_back);
+        let forward = pod.upgraded.running.as_ref().filter(|running| !running.is_step_back);
+        let to = forward.map(|running| running.to.clone());
         let upgraded = pod.upgraded.completed();
         if write(self.client, &pod.object, &[], &upgraded, !all_known).await != Written::Done {
             return Some(pod);
         }
-        if let (Step::Complete, Some(followed), false) = (&step, followed, is_step_back) {
-            self.metrics.count(&followed.name.to_string(), &followed.revision, UpgradeResult::Completed);
+        if let (Step::Complete, Some(profile), Some(to)) = (&step, &profile, to) {
+            self.metrics.count(profile, &to, UpgradeResult::Completed);
         }
         pod.upgraded = upgraded;
         (!all_known).then_some(pod)
@@ -209,7 +215,9 @@ impl Context<'_> {
             }
         };
         let (written, upgraded) = match write(self.client, &pod.object, &changes, &upgraded, true).await {
-            Written::Rejected(_) => (write(self.client, &pod.object, &[], &given_up, true).await, given_up),
+            Written::Rejected(_) | Written::Forbidden(_) => {
+                (write(self.client, &pod.object, &[], &given_up, true).await, given_up)
+            }
             written => (written, upgraded),
         };
         if written == Written::Done {
@@ -251,6 +259,8 @@ pub(super) enum Written {
     NotNow,
     /// The API server rejects the change, for this reason.
     Rejected(String),
+    /// The controller lacks a permission, or a quota is used up. This may end.
+    Forbidden(String),
 }
 
 /// Writes a pod, and logs a failure.
@@ -273,7 +283,8 @@ pub(super) async fn write(
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
             warn!(namespace, name, error = status.message, "the API server rejects the change of a pod");
-            Written::Rejected(format!("the API server rejects the change: {}", status.message))
+            let why = format!("the API server rejects the change: {}", status.message);
+            if status.code == 403 { Written::Forbidden(why) } else { Written::Rejected(why) }
         }
         Err(error) => {
             warn!(namespace, name, error = chain(&error), "a pod could not be changed; trying again");
@@ -372,7 +383,7 @@ mod tests {
         assert_eq!(step(of(0, false), UpgradePhase::Halted, 30), Step::Wait);
         assert_eq!(step(of(0, false), UpgradePhase::SteppingBack, 1), Step::Return);
         // Somebody has written a time in the future.
-        assert!(matches!(step(of(0, false), UpgradePhase::Upgrading, -1), Step::TakeBack(_)));
+        assert!(matches!(step(of(0, false), UpgradePhase::Upgrading, -61), Step::TakeBack(_)));
         let late = step(of(0, false), UpgradePhase::Upgrading, 31);
         assert!(matches!(&late, Step::TakeBack(why) if why.starts_with("not complete after 30 seconds")), "{late:?}");
         let crashing = || json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});

@@ -113,10 +113,10 @@ fn of_image(change: &ContainerChange, pod: &Value, status: &Value, before: Optio
     let name = &change.name;
     let text = |pointer: &str| status.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let reason = text("/state/waiting/reason");
-    let restarts = restart_count(status) - before.unwrap_or_default();
-    // Directly after the change, the status may still show that the old image crashes.
-    let is_failure =
-        PULL_FAILURES.contains(&reason) || START_FAILURES.contains(&reason) || (reason == CRASHES && restarts > 0);
+    let restarts = restart_count(status).saturating_sub(before.unwrap_or_default());
+    // Directly after the change, the status may still show that the old image crashes, or that it could not be started.
+    let cannot_start = PULL_FAILURES.contains(&reason) || START_FAILURES.contains(&reason);
+    let is_failure = (cannot_start && before.is_some()) || (reason == CRASHES && restarts > 0);
     if is_failure {
         let message = text("/state/waiting/message");
         return Some(Progress::Failed(format!("container {name} does not run: {reason}: {message}")));
@@ -152,6 +152,11 @@ fn of_resources(change: &ContainerChange, pod: &Value, status: &Value) -> Option
         let message = text("message");
         return Some(Progress::Failed(format!("the node cannot give container {name} these resources: {message}")));
     }
+    let waiting = if text("reason") == "Deferred" {
+        format!("the node has no room for the new resources of container {name} now: {}", text("message"))
+    } else {
+        format!("container {name} does not have its new resources")
+    };
     let has = status.get("resources").unwrap_or(&Value::Null);
     let is_missing = ["requests", "limits"].iter().any(|kind| {
         let mut wanted = wanted.get(kind).and_then(Value::as_object).into_iter().flatten();
@@ -160,7 +165,7 @@ fn of_resources(change: &ContainerChange, pod: &Value, status: &Value) -> Option
             !found.is_some_and(|found| is_same_quantity(found, value))
         })
     });
-    is_missing.then(|| Progress::Waiting(format!("container {name} does not have its new resources")))
+    is_missing.then_some(Progress::Waiting(waiting))
 }
 
 pub(super) fn statuses(pod: &Value) -> impl Iterator<Item = &Value> {
@@ -285,5 +290,8 @@ mod tests {
         pending["status"]["conditions"] =
             json!([{"type": "PodResizePending", "reason": "Infeasible", "message": "too large"}]);
         assert!(matches!(of(&pending), Progress::Failed(why) if why.ends_with("too large")));
+        pending["status"]["conditions"][0]["reason"] = json!("Deferred");
+        let deferred = "the node has no room for the new resources of container shipper now: too large";
+        assert_eq!(of(&pending), Progress::Waiting(deferred.to_owned()));
     }
 }

@@ -18,11 +18,11 @@ use kube::client::Body;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
-use pillion_api::names::API_VERSION;
-use pillion_engine::in_place::RunningUpgrade;
+use pillion_api::names::{API_VERSION, UPGRADING_LABEL};
+use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::snapshot::Snapshot;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
@@ -34,7 +34,7 @@ use super::judge::{self, Group};
 use super::known::Known;
 use super::marked::{self, MarkedPod, Written, pod_timeout, uid_number};
 use super::metrics::{RolloutMetrics, UpgradeResult};
-use super::progress::{baseline, is_ready};
+use super::progress::{baseline, is_ready, name as container_name, statuses};
 use super::pull::{self, FRESH_FOR, ImageState, PULL_LIMIT, PullSite, Puller};
 use super::render::{PlanError, Planner, PodUpgrade, Target, Upgrade, read_annotation};
 use super::steps::{self, PodStates, Situation};
@@ -110,7 +110,7 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
     let LeaderContext { client, release, stop } = leading;
     let client = paced(client, settings.requests_per_second);
     let metrics = channels.metrics.clone();
-    let secrets: serde_json::Value = settings.pull_secrets.iter().map(|name| json!({"name": name})).collect();
+    let secrets: Value = settings.pull_secrets.iter().map(|name| json!({"name": name})).collect();
     let site = |secrets| PullSite { namespace: release.namespace().to_owned(), secrets };
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: None };
     let task = Task {
@@ -433,7 +433,10 @@ impl Task {
     ) -> kube::Result<()> {
         let mut plans = PLANS;
         let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
-        for pod in candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect::<Vec<_>>() {
+        let mut candidates: Vec<_> = candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect();
+        // Pods that could not be changed come last, so that others get a turn. Among them, the longest wait comes first.
+        candidates.sort_by_key(|pod| known.last_try(pod.uid));
+        for pod in candidates {
             if limit == 0 || plans == 0 {
                 break;
             }
@@ -448,12 +451,14 @@ impl Task {
             };
             let Some(object) = found.filter(exists) else { continue };
             let Ok(value) = serde_json::to_value(&object) else { continue };
-            if read_annotation(&value).is_some_and(|upgraded| upgraded.running.is_some()) {
+            // Label and annotation are written together. Without the label, somebody else has changed one of them.
+            let is_marked = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(UPGRADING_LABEL));
+            if is_marked && read_annotation(&value).is_some_and(|upgraded| upgraded.running.is_some()) {
                 // Another rollout, or another leader, has begun to change the pod since the marked pods were listed.
                 limit -= 1;
                 continue;
             }
-            let upgrade = match self.plan(&object, change).await {
+            let upgrade = match self.plan(&object, &value, change).await {
                 Planned::Current => {
                     // The audit does not know it yet.
                     limit -= 1;
@@ -469,26 +474,26 @@ impl Task {
                     continue;
                 }
             };
+            let node = object.data.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
             let is_tenants = change.name.contains('/');
             let (site, puller) = if is_tenants { &mut self.tenant_pulls } else { &mut self.platform_pulls };
             let (state, text) = puller.images(&self.client, &object, &upgrade.changes, site).await?;
             match state {
                 ImageState::Present => {
-                    known.unpullable = None;
-                    known.has_pulled |= upgrade.changes.iter().any(|change| change.image.is_some());
+                    if upgrade.changes.iter().any(|change| change.image.is_some()) {
+                        known.add_pulled(node);
+                    }
                 }
                 ImageState::Waiting => {
                     known.waits.insert(text);
                     continue;
                 }
-                // Another node has pulled the image, so this one has a problem, and not the image.
-                ImageState::Failed(_) if known.has_pulled => {
-                    known.add_obstacle(pod.uid, change.to, vec![text]);
-                    continue;
-                }
                 ImageState::Failed(_) => {
-                    known.unpullable.get_or_insert_with(|| (Instant::now(), text.clone()));
-                    known.delay(pod.uid, text);
+                    if known.add_unpullable(node, &text) {
+                        known.add_obstacle(pod.uid, change.to, vec![text]);
+                    } else {
+                        known.delay(pod.uid, text);
+                    }
                     continue;
                 }
             }
@@ -514,6 +519,11 @@ impl Task {
                     known.add_obstacle(pod.uid, change.to, vec![why]);
                     continue;
                 }
+                Written::Forbidden(why) => {
+                    self.channels.metrics.count(change.name, change.revision, UpgradeResult::Rejected);
+                    known.delay(pod.uid, why);
+                    continue;
+                }
             }
             // If the response was lost, the pod may have changed. So it takes its share of the limit until the next
             // round, which reads all marked pods.
@@ -526,10 +536,7 @@ impl Task {
         Ok(())
     }
 
-    async fn plan(&self, object: &DynamicObject, change: Change<'_>) -> Planned {
-        if object.data.pointer("/spec/nodeName").is_none() {
-            return Planned::Later("pods are not scheduled yet".to_owned());
-        }
+    async fn plan(&self, object: &DynamicObject, value: &Value, change: Change<'_>) -> Planned {
         let targets = BTreeMap::from([(change.name.to_owned(), change.to.to_owned())]);
         match self.planner.plan(&self.active.1, object, Target::Revisions(&targets)).await {
             Ok(PodUpgrade::Current) => Planned::Current,
@@ -538,6 +545,9 @@ impl Task {
                 let failed = upgrade.upgraded.failed.get(change.name);
                 if !change.is_step_back && failed.is_some_and(|failed| failed.revision == change.to) {
                     return Planned::Impossible(vec!["an earlier upgrade to this revision failed".to_owned()]);
+                }
+                if let Some(ended) = ended_container(value, &upgrade.changes) {
+                    return Planned::Impossible(vec![format!("container {ended} has ended")]);
                 }
                 Planned::Upgrade(upgrade)
             }
@@ -587,6 +597,18 @@ enum Planned {
 /// Returns the parts of a status that must be written before pods are changed.
 fn state(status: &UpgradeStatus) -> (&str, UpgradePhase, u32, Option<&str>) {
     (&status.revision, status.phase, status.step, status.handled_request.as_deref())
+}
+
+/// Returns a changed container that has ended, and that the kubelet does not restart.
+fn ended_container<'c>(pod: &Value, changes: &'c [ContainerChange]) -> Option<&'c str> {
+    let restarts = pod.pointer("/spec/restartPolicy").is_none_or(|policy| policy == "Always");
+    let has_ended = |change: &&ContainerChange| {
+        let mut of_container = statuses(pod).filter(|status| container_name(status) == Some(&change.name));
+        change.list == ContainerList::Containers
+            && of_container.any(|status| status.pointer("/state/terminated").is_some())
+    };
+    let ended = changes.iter().filter(|_| !restarts).find(has_ended)?;
+    Some(&ended.name)
 }
 
 /// Returns the first failure of an upgrade to a revision.

@@ -352,9 +352,11 @@ fn pod(name: &str) -> Json {
     })
 }
 
+/// `PILLION_RUNS` sets how often each revision is rolled out.
 #[test]
 fn running_pods_are_upgraded_in_steps_or_step_back() {
-    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
+    let runs: u32 = std::env::var("PILLION_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
+    Isolation::new().time_limit(Duration::from_mins(8) + runs * Duration::from_secs(45)).run(move || async move {
         let steps = rollout_in_steps();
         let shop = Shop::start(ControlPlane::builder(), PODS, &steps).await?;
         let client = shop.client();
@@ -390,11 +392,10 @@ fn running_pods_are_upgraded_in_steps_or_step_back() {
         ensure!(before.values().all(|restarts| *restarts == 0), "{before:?}");
 
         // Revisions that do not work reach at most the pods of the first step, and these return. Others reach all pods.
-        let runs = std::env::var("PILLION_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
         let mut good = "2";
         for run in 0..runs {
             if run > 0 {
-                good = ["2", "3"][run % 2];
+                good = if run % 2 == 0 { "2" } else { "3" };
                 let status = shop.roll_out(good, &steps, UpgradePhase::Complete).await?;
                 ensure!(status.upgraded == 6 && status.not_in_place == 0, "{status:?}");
             }

@@ -69,8 +69,8 @@ fn failures() -> Vec<Failure> {
         ),
         failure(
             "room",
-            json!({"image": PAUSE_IMAGE, "resources": {"requests": {"cpu": "1000"}}}),
-            "(container sidecar of profile room requests cpu 1000)",
+            json!({"image": PAUSE_IMAGE, "resources": {"requests": {"cpu": "900"}}}),
+            "(container sidecar of profile room requests cpu 900)",
         ),
         failure(
             "probe",

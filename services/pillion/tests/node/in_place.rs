@@ -300,8 +300,8 @@ fn controller_upgrades_running_pods() {
         platform.helm("install", Some(&values), &["--create-namespace", "--wait", "--timeout=3m"]).await?;
         platform.injects("shop").await?;
         let shop = Shop(platform);
-        shop.roll_out("1", "10m", UpgradePhase::Complete).await?;
-        shop.serves("1", "10m").await?;
+        shop.roll_out("1", "2m", UpgradePhase::Complete).await?;
+        shop.serves("1", "2m").await?;
         platform.kubectl_with_input(&["apply", "-f", "-"], &deployment()).await?;
         shop.is_ready().await?;
         let before = shop.identities().await?;
@@ -309,7 +309,7 @@ fn controller_upgrades_running_pods() {
 
         for run in 0..runs() {
             // An image that works reaches all pods.
-            let (tag, cpu, more_cpu) = if run % 2 == 0 { ("2", "10m", "20m") } else { ("3", "20m", "10m") };
+            let (tag, cpu, more_cpu) = if run % 2 == 0 { ("2", "2m", "4m") } else { ("3", "4m", "2m") };
             let (status, took) = shop.roll_out(tag, cpu, UpgradePhase::Complete).await?;
             ensure!(status.upgraded == u32::try_from(replicas())?, "{status:?}");
             ensure!(shop.count(tag).await? == replicas() && shop.identities().await? == before, "{status:?}");
