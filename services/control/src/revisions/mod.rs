@@ -64,9 +64,8 @@ pub struct Settings {
     pub retry: Duration,
     /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
-    /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known. `None`
-    /// if that task does not run;
-    /// then the strategy `InPlace` has no effect.
+    /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known.
+    /// `None` if that task does not run; then the strategy `InPlace` has no effect.
     pub followed: Option<watch::Sender<Option<Vec<Followed>>>>,
 }
 

@@ -229,8 +229,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
     Publication { newest: accepted, promoted, rollout, rollback }
 }
 
-/// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the revision
-/// of that rollout is promoted, although the status does not say so yet.
+/// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the
+/// revision of that rollout is promoted, although the status does not say so yet.
 fn last_promoted(status: &ProfileStatus) -> Option<&str> {
     // The state of an earlier rollout in place says nothing about a rollout to a share of the workloads.
     let is_in_place = status.rollout.as_ref().is_none_or(|rollout| rollout.percent == Some(0));

@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::progress::{is_ready, name, statuses};
 use super::render::read_annotation;
 
-/// The significance level of all comparisons in one observation together: the upgraded pods are worse if the probability of
-/// such a difference by chance is lower.
+/// The significance level of all comparisons in one observation together: the upgraded pods are worse if the
+/// probability of such a difference by chance is lower.
 const SIGNIFICANCE: f64 = 0.05;
 
 /// How long after a change of its image the old container ends at the latest, in seconds.
@@ -66,8 +66,8 @@ pub(super) fn compare(upgraded: &Group, others: &Group, comparisons: u32) -> Ver
     ))
 }
 
-/// Returns what is wrong with a pod that was observed since this time. A container that ended without an error is no fault,
-/// and neither is one that ended because its image was changed.
+/// Returns what is wrong with a pod that was observed since this time. A container that ended without an error is no
+/// fault, and neither is one that ended because its image was changed.
 fn fault(pod: &Value, since: i64) -> Option<String> {
     let changed = read_annotation(pod).unwrap_or_default().changed;
     for status in statuses(pod) {

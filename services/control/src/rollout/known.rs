@@ -1,5 +1,5 @@
-//! What the leader knows about a profile besides its status. It is not needed to continue a rollout: the next leader starts
-//! without it.
+//! What the leader knows about a profile besides its status. It is not needed to continue a rollout: the next leader
+//! starts without it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -66,8 +66,8 @@ impl Known {
         self.pulled.insert(node.to_owned());
     }
 
-    /// Records that a node could not pull an image. Returns whether this is a problem of the node: at least as many others
-    /// have pulled it.
+    /// Records that a node could not pull an image. Returns whether this is a problem of the node: at least as many
+    /// others have pulled it.
     pub(super) fn add_unpullable(&mut self, node: &str, why: &str) -> bool {
         self.unpulled.insert(node.to_owned());
         let is_of_node = self.unpulled.len() <= self.pulled.len();

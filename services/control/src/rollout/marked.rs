@@ -64,8 +64,8 @@ pub(super) struct Context<'c> {
     /// The active profiles, and the namespaces.
     pub(super) active: &'c Snapshot,
     pub(super) followed: &'c [Followed],
-    /// Whether the term began long enough ago that all profiles were compiled. Until then, a profile that is not followed may
-    /// still be, so its pods are left alone.
+    /// Whether the term began long enough ago that all profiles were compiled. Until then, a profile that is not
+    /// followed may still be, so its pods are left alone.
     pub(super) is_settled: bool,
     pub(super) metrics: &'c RolloutMetrics,
 }

@@ -95,8 +95,8 @@ fn compare(pod: &Value, running: &RunningUpgrade, now: i64) -> Progress {
     Progress::Done
 }
 
-/// Returns how often the kubelet restarts a container because of a change: once for a new image, and once for new resources
-/// if the container's `resizePolicy` says so.
+/// Returns how often the kubelet restarts a container because of a change: once for a new image, and once for new
+/// resources if the container's `resizePolicy` says so.
 fn allowed_restarts(change: &ContainerChange, pod: &Value) -> i64 {
     let policies = spec(change, pod).and_then(|container| container.get("resizePolicy")?.as_array());
     let restarts = policies
@@ -106,8 +106,8 @@ fn allowed_restarts(change: &ContainerChange, pod: &Value) -> i64 {
     i64::from(change.image.is_some()) + i64::from(change.resources.is_some() && restarts)
 }
 
-/// Returns why the new image of a container does not run yet. `None` if it runs, or if the image does not change. `before`
-/// is the number of restarts before the change; `None` if the container had not started.
+/// Returns why the new image of a container does not run yet. `None` if it runs, or if the image does not change.
+/// `before` is the number of restarts before the change; `None` if the container had not started.
 fn of_image(change: &ContainerChange, pod: &Value, status: &Value, before: Option<i64>, now: i64) -> Option<Progress> {
     change.image.as_ref()?;
     let name = &change.name;

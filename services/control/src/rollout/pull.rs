@@ -1,10 +1,10 @@
 //! Pulls an image to a node before a container there is changed to it. Otherwise the kubelet would stop the running
 //! container before it pulls the new image.
 //!
-//! A pod with this image is created on the node. No program of the image may run, so the pod's command cannot be started.
-//! The kubelet pulls the image, and fails to start the container. Which of both fails shows whether the
-//! image is on the node. The name of the pod depends only on node and image, so another controller continues to use it.
-//! The pod is kept for a while, because it shows that the image is there.
+//! A pod with this image is created on the node. No program of the image may run, so the pod's command cannot be
+//! started. The kubelet pulls the image, and fails to start the container. Which of both fails shows whether the image
+//! is on the node. The name of the pod depends only on node and image, so another controller continues to use it. The
+//! pod is kept for a while, because it shows that the image is there.
 
 use std::collections::HashMap;
 use std::time::Duration;

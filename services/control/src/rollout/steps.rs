@@ -84,8 +84,8 @@ pub(super) struct Situation<'s> {
     pub(super) now: i64,
 }
 
-/// Whether new pods get the revision already: it is that of a rollback, or it was promoted before. Such a rollout needs no
-/// observation, and the failure of a pod does not stop it.
+/// Whether new pods get the revision already: it is that of a rollback, or it was promoted before. Such a rollout needs
+/// no observation, and the failure of a pod does not stop it.
 fn is_return(situation: &Situation<'_>) -> bool {
     situation.is_rollback || situation.promoted == Some(situation.revision)
 }

@@ -317,8 +317,8 @@ impl Task {
         must
     }
 
-    /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. They are
-    /// observed since this time, in seconds since 1970. `busy` has the pods that are being changed.
+    /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. They
+    /// are observed since this time, in seconds since 1970. `busy` has the pods that are being changed.
     async fn observe(
         &self,
         pods: &[ProfilePod],
@@ -345,8 +345,8 @@ impl Task {
         Ok((upgraded, others))
     }
 
-    /// Writes the state of a rollout if it has changed. If only counts and reasons have changed, it is written at intervals.
-    /// Returns whether the stored state is this one, except for counts and reasons.
+    /// Writes the state of a rollout if it has changed. If only counts and reasons have changed, it is written at
+    /// intervals. Returns whether the stored state is this one, except for counts and reasons.
     async fn record(
         &mut self,
         profile: &Followed,
@@ -434,7 +434,8 @@ impl Task {
         let mut plans = PLANS;
         let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
         let mut candidates: Vec<_> = candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect();
-        // Pods that could not be changed come last, so that others get a turn. Among them, the longest wait comes first.
+        // Pods that could not be changed come last, so that others get a turn. Among them, the longest wait comes
+        // first.
         candidates.sort_by_key(|pod| known.last_try(pod.uid));
         for pod in candidates {
             if limit == 0 || plans == 0 {
