@@ -114,6 +114,27 @@ pub struct UpgradeStatus {
     pub waiting: Option<String>,
 }
 
+impl UpgradeStatus {
+    /// Returns the state of a rollout of this revision that is in its first step, without counts of pods.
+    #[must_use]
+    pub fn new(revision: &str, previous_revision: Option<&str>, phase: UpgradePhase, since: Time) -> Self {
+        Self {
+            revision: revision.to_owned(),
+            previous_revision: previous_revision.map(str::to_owned),
+            phase,
+            step: 0,
+            since,
+            pods: 0,
+            upgraded: 0,
+            upgrading: 0,
+            not_in_place: 0,
+            handled_request: None,
+            message: None,
+            waiting: None,
+        }
+    }
+}
+
 /// The phase of a rollout to running pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradePhase {

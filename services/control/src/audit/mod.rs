@@ -33,6 +33,7 @@ pub use cause::{Cause, Circumstances, State, WhyNotCalled, cause};
 pub use facts::{ClusterFacts, NamespaceAge, ProfileAge, Spans};
 pub use metrics::AuditMetrics;
 pub use once::{OnceError, PodScope, Served, once, served};
+pub(crate) use pod::uid_number;
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
 pub use report::{Finding, PodCounts, ProfileAudit, Report};
 pub use requests::NOT_ENDED;

@@ -99,7 +99,7 @@ pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     Some(AuditedPod {
         namespace: text("namespace")?.into(),
         name: text("name")?.into(),
-        uid: text("uid").and_then(|uid| number(&uid)).unwrap_or_default(),
+        uid: text("uid").map(|uid| uid_number(&uid)).unwrap_or_default(),
         created: created.map_or(0, Timestamp::as_second),
         owner: owner(metadata),
         metadata: original_metadata(authors),
@@ -110,10 +110,10 @@ pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     })
 }
 
-/// Converts a UID to a number; `None` if it is not hexadecimal.
-fn number(uid: &str) -> Option<u128> {
+/// Converts a UID to a number; 0 if it is not hexadecimal.
+pub(crate) fn uid_number(uid: &str) -> u128 {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
-    u128::from_str_radix(&digits, 16).ok()
+    u128::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
 fn owner(metadata: Value<'_>) -> Option<Box<str>> {

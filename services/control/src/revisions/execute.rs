@@ -9,10 +9,10 @@ use futures::channel::mpsc::{UnboundedSender, unbounded};
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, PodTemplate};
+use k8s_openapi::api::core::v1::PodTemplate;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams, Preconditions};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::EventType;
 use kube::{Api, Client};
 use pillion_api::kinds::ProfileStatus;
 use pillion_api::names::{API_VERSION, PROFILE_LABEL};
@@ -36,6 +36,7 @@ use crate::informer::index::Update;
 use crate::informer::objects::{Change, StoredProfile};
 use crate::informer::watch::{Publisher, read_profile};
 use crate::leader::{FIELD_MANAGER, LeaderContext};
+use crate::revisions::profile_event;
 use crate::revisions::profile_status::{self, kind};
 
 /// Maximum number of changes handled at once.
@@ -51,8 +52,6 @@ const ROUNDS: usize = 3;
 const DRY_RUNS: usize = 4;
 /// Timeout of a dry run, during which the API server may call other webhooks.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of an Event's note. The API server allows 1 KiB.
-const NOTE_BYTES: usize = 1_000;
 
 /// Result of the actions for a profile.
 enum ActionResult {
@@ -540,7 +539,7 @@ impl Writer {
 
 impl ProfileEvent {
     /// Returns the type, the reason, the action and the note of the Event.
-    fn parts(&self) -> (EventType, &'static str, &'static str, &str) {
+    fn parts(&self) -> profile_event::Parts<'_> {
         match self {
             Self::Rejected(note) => (EventType::Warning, "Rejected", "Accept", note),
             Self::Published(note) => (EventType::Normal, "Published", "Publish", note),
@@ -566,22 +565,7 @@ impl EventRecorder {
         if !self.budget.lock().await.take(name.namespace.as_deref(), Instant::now()) {
             return false;
         }
-        let (type_, reason, action, note) = event.parts();
-        let note = note.get(..note.floor_char_boundary(NOTE_BYTES)).unwrap_or_default().to_owned();
-        let reference = ObjectReference {
-            api_version: Some(API_VERSION.to_owned()),
-            kind: Some(kind(name).to_owned()),
-            name: Some(name.name.to_string()),
-            namespace: name.namespace.as_deref().map(str::to_owned),
-            uid: Some(uid.to_owned()),
-            ..ObjectReference::default()
-        };
-        let event =
-            Event { type_, reason: reason.to_owned(), note: Some(note), action: action.to_owned(), secondary: None };
-        // A recorder merges Events that differ only in their notes, and keeps the first note. So each Event gets its
-        // own recorder.
-        let reporter = Reporter { controller: FIELD_MANAGER.to_owned(), instance: None };
-        match Recorder::new(self.client.clone(), reporter).publish(&event, &reference).await {
+        match profile_event::record(&self.client, name, Some(uid.to_owned()), event.parts()).await {
             Ok(()) => true,
             Err(error) => {
                 let error = chain(&error);

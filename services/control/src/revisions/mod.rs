@@ -26,6 +26,7 @@ mod execute;
 mod followed;
 mod observe;
 mod plan;
+pub(crate) mod profile_event;
 pub(crate) mod profile_status;
 mod schedule;
 mod dry_runs;

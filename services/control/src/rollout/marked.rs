@@ -20,7 +20,7 @@ use super::change;
 use super::metrics::{RolloutMetrics, UpgradeResult};
 use super::progress::{Progress, baseline, progress};
 use super::render::{Planner, PodUpgrade, Target, Upgrade, read_annotation};
-use crate::audit::NOT_ENDED;
+use crate::audit::{NOT_ENDED, uid_number};
 use crate::client::{chain, lists};
 use crate::revisions::Followed;
 
@@ -112,7 +112,7 @@ impl MarkedPod {
             return if all_known { Step::Unmark } else { Step::Wait };
         };
         let timeout = followed.map_or(DEFAULT_POD_TIMEOUT, pod_timeout).as_secs();
-        // Whoever may change the pod may have written a time in the future.
+        // A user who may change the pod can write any time into its annotation, also one in the future.
         let age = now.saturating_sub(running.since);
         let is_late = age < -MAX_CLOCK_DIFFERENCE || age > i64::try_from(timeout).unwrap_or(i64::MAX);
         let has_not_started = running.changes.iter().any(|change| !running.restarts.contains_key(&change.name));
@@ -293,12 +293,6 @@ pub(super) async fn write(
     }
 }
 
-/// Returns the UID as a number, like the audit; 0 if it is not hexadecimal.
-pub(super) fn uid_number(uid: &str) -> u128 {
-    let digits: String = uid.chars().filter(|c| *c != '-').collect();
-    u128::from_str_radix(&digits, 16).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -324,20 +318,7 @@ mod tests {
             promoted: Some("r1".to_owned()),
             is_rollback: false,
             steering: None,
-            upgrade: Some(UpgradeStatus {
-                revision: "r2".to_owned(),
-                previous_revision: Some("r1".to_owned()),
-                phase,
-                step: 0,
-                since: Time(Timestamp::UNIX_EPOCH),
-                pods: 1,
-                upgraded: 0,
-                upgrading: 1,
-                not_in_place: 0,
-                handled_request: None,
-                message: None,
-                waiting: None,
-            }),
+            upgrade: Some(UpgradeStatus::new("r2", Some("r1"), phase, Time(Timestamp::UNIX_EPOCH))),
         }
     }
 
@@ -382,7 +363,7 @@ mod tests {
         // A halted rollout lets running upgrades end, and one that steps back does not.
         assert_eq!(step(of(0, false), UpgradePhase::Halted, 30), Step::Wait);
         assert_eq!(step(of(0, false), UpgradePhase::SteppingBack, 1), Step::Return);
-        // Somebody has written a time in the future.
+        // The annotation has a time in the future.
         assert!(matches!(step(of(0, false), UpgradePhase::Upgrading, -61), Step::TakeBack(_)));
         let late = step(of(0, false), UpgradePhase::Upgrading, 31);
         assert!(matches!(&late, Step::TakeBack(why) if why.starts_with("not complete after 30 seconds")), "{late:?}");

@@ -24,7 +24,7 @@ const REQUEST_BYTES: usize = 256;
 
 /// What a user requests by the annotation `pillion.dev/rollout`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Steering {
+enum Steering {
     /// Upgrade no further pods.
     Pause,
     /// Continue the failed rollout of this revision.
@@ -34,7 +34,7 @@ pub(super) enum Steering {
 }
 
 /// Reads the annotation that steers a rollout. `None` if it is invalid.
-pub(super) fn steering(text: &str) -> Option<Steering> {
+fn steering(text: &str) -> Option<Steering> {
     let mut words = text.split_whitespace();
     match (words.next()?, words.next()) {
         ("pause", None) => Some(Steering::Pause),
@@ -177,19 +177,9 @@ fn start(situation: &Situation<'_>) -> UpgradeStatus {
     let count = |pods: usize| u32::try_from(pods).unwrap_or(u32::MAX);
     let known = before.filter(|before| before.revision == *revision).cloned();
     let has_nothing_to_do = *promoted == Some(*revision) && pods.upgraded == pods.all;
-    let status = known.unwrap_or_else(|| UpgradeStatus {
-        revision: (*revision).to_owned(),
-        previous_revision: promoted.filter(|promoted| promoted != revision).map(str::to_owned),
-        phase: if has_nothing_to_do { UpgradePhase::Complete } else { UpgradePhase::Upgrading },
-        step: 0,
-        since: time(*now),
-        pods: 0,
-        upgraded: 0,
-        upgrading: 0,
-        not_in_place: 0,
-        handled_request: None,
-        message: None,
-        waiting: None,
+    let status = known.unwrap_or_else(|| {
+        let phase = if has_nothing_to_do { UpgradePhase::Complete } else { UpgradePhase::Upgrading };
+        UpgradeStatus::new(revision, promoted.filter(|promoted| promoted != revision), phase, time(*now))
     });
     UpgradeStatus {
         pods: count(pods.all),

@@ -11,14 +11,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DynamicObject, ListParams};
 use kube::client::Body;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::EventType;
 use kube::{Api, Client};
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
-use pillion_api::names::{API_VERSION, UPGRADING_LABEL};
+use pillion_api::names::UPGRADING_LABEL;
 use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::snapshot::Snapshot;
@@ -32,19 +31,19 @@ use super::budgets::{self, Disruption};
 use super::change::pods as api_of;
 use super::judge::{self, Group};
 use super::known::Known;
-use super::marked::{self, MarkedPod, Written, pod_timeout, uid_number};
+use super::marked::{self, MarkedPod, Written, pod_timeout};
 use super::metrics::{RolloutMetrics, UpgradeResult};
 use super::progress::{baseline, is_ready, name as container_name, statuses};
 use super::pull::{self, FRESH_FOR, ImageState, PULL_LIMIT, PullSite, Puller};
 use super::render::{PlanError, Planner, PodUpgrade, Target, Upgrade, read_annotation};
 use super::steps::{self, PodStates, Situation};
 use super::{MANAGER, RolloutSettings};
-use crate::audit::{PodsQuestion, ProfilePod};
+use crate::audit::{PodsQuestion, ProfilePod, uid_number};
 use crate::client::{chain, lists};
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
 use crate::leader::LeaderContext;
-use crate::revisions::{Followed, profile_status};
+use crate::revisions::{Followed, profile_event, profile_status};
 
 /// Minimum time between two writes of a status in which only counts have changed. Each write is sent to all replicas.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
@@ -62,8 +61,6 @@ const SETTLED_AFTER: Duration = Duration::from_mins(1);
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
-/// The maximum length of an Event's note, in bytes.
-const NOTE_BYTES: usize = 1_000;
 
 /// The inputs and outputs of the task.
 #[derive(Debug)]
@@ -84,7 +81,6 @@ pub struct RolloutChannels {
 
 struct Task {
     client: Client,
-    events: Recorder,
     settings: RolloutSettings,
     channels: RolloutChannels,
     planner: Planner,
@@ -112,9 +108,7 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
     let metrics = channels.metrics.clone();
     let secrets: Value = settings.pull_secrets.iter().map(|name| json!({"name": name})).collect();
     let site = |secrets| PullSite { namespace: release.namespace().to_owned(), secrets };
-    let reporter = Reporter { controller: MANAGER.to_owned(), instance: None };
     let task = Task {
-        events: Recorder::new(client.clone(), reporter),
         planner: Planner::new(
             client.clone(),
             channels.lookups.clone(),
@@ -393,18 +387,8 @@ impl Task {
         let UpgradeStatus { revision, pods, upgraded, message, .. } = status;
         let why = message.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
         let note = format!("revision {revision}, {upgraded} of {pods} pods upgraded{why}");
-        let note = note.get(..note.floor_char_boundary(NOTE_BYTES)).unwrap_or_default().to_owned();
-        let reference = ObjectReference {
-            api_version: Some(API_VERSION.to_owned()),
-            kind: Some(profile_status::kind(&profile.name).to_owned()),
-            name: Some(profile.name.name.to_string()),
-            namespace: profile.name.namespace.as_deref().map(str::to_owned),
-            uid,
-            ..ObjectReference::default()
-        };
-        let (reason, action) = (reason.to_owned(), "Upgrade".to_owned());
-        let event = Event { type_, reason, note: Some(note), action, secondary: None };
-        if let Err(error) = self.events.publish(&event, &reference).await {
+        let recorded = profile_event::record(&self.client, &profile.name, uid, (type_, reason, "Upgrade", &note)).await;
+        if let Err(error) = recorded {
             warn!(profile = %profile.name, error = chain(&error), "an event could not be recorded");
         }
     }
@@ -452,7 +436,8 @@ impl Task {
             };
             let Some(object) = found.filter(exists) else { continue };
             let Ok(value) = serde_json::to_value(&object) else { continue };
-            // Label and annotation are written together. Without the label, somebody else has changed one of them.
+            // The controller writes label and annotation together. Without the label, another client has changed one of
+            // them.
             let is_marked = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(UPGRADING_LABEL));
             if is_marked && read_annotation(&value).is_some_and(|upgraded| upgraded.running.is_some()) {
                 // Another rollout, or another leader, has begun to change the pod since the marked pods were listed.
@@ -512,7 +497,7 @@ impl Task {
                 known.delay(pod.uid, refusal);
                 continue;
             }
-            match self.begin(&object, *upgrade, change).await {
+            match self.begin(&object, &value, *upgrade, change).await {
                 Written::Done => self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun),
                 Written::NotNow => {}
                 Written::Rejected(why) => {
@@ -559,11 +544,10 @@ impl Task {
     }
 
     /// Begins the upgrade of a pod.
-    async fn begin(&self, object: &DynamicObject, upgrade: Upgrade, change: Change<'_>) -> Written {
-        let Upgrade { changes, previous, mut upgraded } = upgrade;
-        let Ok(value) = serde_json::to_value(object) else { return Written::NotNow };
-        let running = baseline(&value, &changes, previous, Timestamp::now().as_second());
-        upgraded = upgraded.with_running(RunningUpgrade {
+    async fn begin(&self, object: &DynamicObject, value: &Value, upgrade: Upgrade, change: Change<'_>) -> Written {
+        let Upgrade { changes, previous, upgraded } = upgrade;
+        let running = baseline(value, &changes, previous, Timestamp::now().as_second());
+        let upgraded = upgraded.with_running(RunningUpgrade {
             to: change.to.to_owned(),
             is_step_back: change.is_step_back,
             ..running

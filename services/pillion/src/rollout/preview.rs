@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 use anyhow::Context;
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
-use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::api::ListParams;
 use pillion_control::audit::NOT_ENDED;
 use pillion_control::client::lists;
 use pillion_control::rollout::PodUpgrade;
+use pillion_control::rollout::change::pods;
 use serde_json::{Value, json};
 
 use super::in_place::{CONCURRENT_PLANS, Upgrader};
@@ -62,10 +61,9 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<Exit> {
     let mut rows = Vec::new();
     for namespace in upgrader.namespaces().filter(|name| selected.as_ref().is_none_or(|only| only == name)) {
         progress.show(&format!("planning namespace {namespace}"));
-        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &ApiResource::erase::<Pod>(&()));
         let mut parameters = ListParams::default().fields(NOT_ENDED);
         parameters.label_selector.clone_from(&selector);
-        let pods = lists::all(&api, &parameters).await;
+        let pods = lists::all(&pods(&client, &namespace), &parameters).await;
         let pods = pods.with_context(|| format!("the pods of namespace {namespace} cannot be listed"))?;
         let plans = pods.iter().map(|pod| upgrader.to_newest(pod));
         let plans: Vec<_> = stream::iter(plans).buffered(CONCURRENT_PLANS).try_collect().await?;

@@ -478,7 +478,7 @@ fn rollout_is_paused_and_undone() {
         ensure!(back.message.as_deref() == Some("a user requested the previous revision"), "{back:?}");
         ensure!(shop.tags().await? == ["1".to_owned()].into(), "{:?}", shop.tags().await?);
 
-        // Somebody edits the profile during a rollout: the next rollout begins from the first step, and returns to the
+        // The profile is edited during a rollout: the next rollout begins from the first step, and returns to the
         // revision that was promoted.
         shop.roll_out("5", &steps, UpgradePhase::Baking).await?;
         let other = shop.roll_out("6", &steps, UpgradePhase::Baking).await?;
@@ -486,7 +486,7 @@ fn rollout_is_paused_and_undone() {
         annotate(&format!("=undo {} now", other.revision)).await?;
         shop.ends(&back.revision, UpgradePhase::SteppedBack).await?;
 
-        // Somebody edits a pod: it is left alone, and the others are upgraded.
+        // A user edits a pod: it is left alone, and the others are upgraded.
         let edited = json!({"spec": {"initContainers": [{"name": "shipper", "image": "local.test/shipper:own"}]}});
         pods.patch("web-4", &PatchParams::default(), &Patch::Strategic(edited)).await?;
         let plain = json!({"strategy": "InPlace", "maxUnavailable": 4});
@@ -702,7 +702,7 @@ fn rollouts_share_pods_and_budgets() {
         let back = shop.ends(&before, UpgradePhase::SteppedBack).await?;
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "{back:?}");
 
-        // Somebody forges the marks of a failure in a pod without the profile: nothing happens.
+        // A pod without the profile gets a forged annotation of a failure: the rollout ignores it.
         allow(1).await?;
         shop.rig.control_plane.create_namespace("other", &[]).await?;
         let forged = shop.rig.create("other", &pod("forged")).await?;

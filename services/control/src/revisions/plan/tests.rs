@@ -521,20 +521,8 @@ fn running_pods_are_upgraded_before_promotion() {
     let published = case.plan().status.unwrap();
     assert_eq!(published.rollout.as_ref().unwrap().strategy, None, "older replicas do not know the field");
     case.status = published;
-    let mut upgrade = UpgradeStatus {
-        revision: "b".to_owned(),
-        previous_revision: Some("a".to_owned()),
-        phase: UpgradePhase::SteppedBack,
-        step: 0,
-        since: Time(Timestamp::UNIX_EPOCH),
-        pods: 0,
-        upgraded: 0,
-        upgrading: 0,
-        not_in_place: 0,
-        handled_request: None,
-        message: None,
-        waiting: None,
-    };
+    let since = Time(Timestamp::UNIX_EPOCH);
+    let mut upgrade = UpgradeStatus::new("b", Some("a"), UpgradePhase::SteppedBack, since);
     for phase in [UpgradePhase::SteppedBack, UpgradePhase::Baking, UpgradePhase::Halted] {
         upgrade.phase = phase;
         case.status.upgrade = Some(upgrade.clone());
