@@ -17,6 +17,7 @@
 //! - [`namespace`]: the Linux namespaces of a test, which need no root; the test's addresses and folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
+//! - [`kwok`]: the real kwok, which simulates the nodes and kubelets of large clusters.
 //! - [`moved_clock`]: moves the wall clock of single processes while they run.
 //! - [`controller_manager`]: the real controllers that create pods, for tests of owner references.
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
@@ -42,6 +43,7 @@ pub mod tools;
 pub mod control_plane;
 pub mod cluster;
 pub mod controller_manager;
+pub mod kwok;
 pub mod moved_clock;
 pub mod replica;
 pub mod registration;
@@ -54,6 +56,7 @@ pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
 pub use isolation::{Isolation, isolated};
+pub use kwok::Kwok;
 pub use moved_clock::MovedClock;
 pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};

@@ -13,8 +13,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kubernetes=kubernetes/${KUBERNETES:-1.37}
 all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform actionlint crane)
-# A node (../cluster) also needs these, which take another quarter of an hour to build.
-node=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind)
+# A node (../cluster) and large tests also need these, which take another quarter of an hour to build.
+node=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind kwok)
 
 only_if_built=
 [ "${1:-}" != --if-built ] || { only_if_built=yes && shift; }
@@ -39,7 +39,7 @@ module_of() {
     containerd | containerd-shim-runc-v2 | ctr) echo containerd ;;
     prometheus | promtool) echo prometheus ;;
     otelcol) echo collector ;;
-    kind | crane | k6 | helm | kubeconform | actionlint) echo "$1" ;;
+    kind | kwok | crane | k6 | helm | kubeconform | actionlint) echo "$1" ;;
     *)
       echo "error: there is no tool named '$1'; there are: ${all[*]} ${node[*]}" >&2
       exit 2
@@ -64,6 +64,7 @@ package_of() {
     containerd* | ctr) echo "github.com/containerd/containerd/v2/cmd/$1" ;;
     prometheus | promtool) echo "github.com/prometheus/prometheus/cmd/$1" ;;
     kind) echo sigs.k8s.io/kind ;;
+    kwok) echo sigs.k8s.io/kwok/cmd/kwok ;;
     crane) echo github.com/google/go-containerregistry/cmd/crane ;;
     k6) echo go.k6.io/k6 ;;
     helm) echo helm.sh/helm/v4/cmd/helm ;;

@@ -28,6 +28,7 @@ mod guardrails;
 mod guardrails_installed;
 mod held;
 mod in_place;
+mod in_place_at_scale;
 mod injection;
 mod k6_pods;
 mod kinds;

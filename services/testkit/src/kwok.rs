@@ -1,0 +1,60 @@
+//! Starts the real [kwok](https://kwok.sigs.k8s.io), which simulates the nodes and the kubelets of large clusters.
+//! `kwok/stages.yaml` defines the behaviour of its pods.
+
+use std::path::Path;
+use std::process::Command;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::control_plane::ControlPlane;
+use crate::daemon::Daemon;
+use crate::eventually::eventually;
+use crate::tools;
+
+/// How long kwok may take to start.
+const START_LIMIT: std::time::Duration = std::time::Duration::from_mins(2);
+
+/// A running kwok. Dropping this value ends it.
+#[derive(Debug)]
+pub struct Kwok {
+    _daemon: Daemon,
+}
+
+impl Kwok {
+    /// Creates nodes with the names `node-0`, `node-1` and so on, starts kwok as the administrator, and waits until the
+    /// nodes are ready.
+    ///
+    /// # Errors
+    /// The program cannot be built or ends early, a node cannot be created, or the nodes are not ready in time.
+    pub async fn start(control_plane: &ControlPlane, nodes: usize) -> anyhow::Result<Self> {
+        let api = Api::<Node>::all(control_plane.client());
+        for number in 0..nodes {
+            let node = json!({"metadata": {"name": format!("node-{number}")}});
+            api.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+        }
+        let stages = Path::new(env!("CARGO_MANIFEST_DIR")).join("kwok/stages.yaml");
+        let mut command = Command::new(tools::program("kwok")?);
+        command
+            .arg(format!("--kubeconfig={}", control_plane.kubeconfig().display()))
+            .arg(format!("--config={}", stages.display()))
+            .arg("--manage-all-nodes")
+            // Without Leases, kwok sends no heartbeats.
+            .arg("--node-lease-duration-seconds=0");
+        for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+            command.env_remove(variable);
+        }
+        let daemon = Daemon::spawn("kwok", &mut command, &control_plane.directory().join("kwok.log"))?;
+        let last = format!("node-{}", nodes.saturating_sub(1));
+        eventually(START_LIMIT, "the nodes are ready", async || {
+            let status = api.get(&last).await?.status.unwrap_or_default();
+            let mut conditions = status.conditions.iter().flatten();
+            anyhow::ensure!(conditions.any(|one| one.type_ == "Ready" && one.status == "True"), "{status:?}");
+            Ok(())
+        })
+        .await?;
+        Ok(Self { _daemon: daemon })
+    }
+}
