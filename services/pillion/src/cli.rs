@@ -84,8 +84,8 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Remove the webhook configurations and the held-namespace policies of a release, before it is deleted.
     ///
-    /// No pod is injected from then on. The controller creates them again only if you set webhooks: enabled in the
-    /// release's ConfigMap.
+    /// After that, Pillion does not inject into pods. The controller creates the configurations and policies again only
+    /// if you set webhooks: enabled in the release's ConfigMap.
     Uninstall(UninstallArgs),
     /// Show whether the installation works now, and which pods differ from their profiles.
     ///

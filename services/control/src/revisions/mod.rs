@@ -111,7 +111,7 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let registry = registry.sub_registry_with_prefix("pillion_controller");
-        let text = "Profiles whose latest generation was rejected. Their last accepted revision is active, or none";
+        let text = "Profiles whose latest generation was rejected. Their last accepted revision, if any, stays active";
         registry.register("rejected_profiles", text, metrics.rejected.clone());
         registry.register("revisions_created", "Revisions that were created", metrics.created.clone());
         registry.register("revisions_deleted", "Old revisions that were deleted", metrics.deleted.clone());

@@ -64,7 +64,7 @@ pub(crate) struct ControllerPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
-    /// How long a Lease is valid after its last renewal. Then another replica may become the leader.
+    /// How long a Lease is valid after its last renewal. Then another controller may become the leader.
     #[schemars(extend("range" = ["1s", "10m"]))]
     pub(crate) lease_duration: Time,
     /// A leader that cannot renew the Lease for this long stops leading.
@@ -80,7 +80,7 @@ pub(crate) struct Leadership {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Certificates {
     /// Whether the controller manages certificates and webhook configurations. `false`: another component such as
-    /// cert-manager does, and the controller only probes replicas and reports the results.
+    /// cert-manager manages them, and the controller only probes replicas and reports the results.
     pub(crate) managed: bool,
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
@@ -115,7 +115,7 @@ pub(crate) struct Certificates {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
-    /// Namespaces that are never injected, whatever their labels. The release's own namespace, `kube-system`,
+    /// Namespaces that are never injected, regardless of their labels. The release's own namespace, `kube-system`,
     /// `kube-public` and `kube-node-lease` are always excluded.
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,

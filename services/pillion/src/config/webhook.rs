@@ -72,7 +72,7 @@ pub(crate) struct Requests {
     #[schemars(extend("range" = ["1Mi", "64Mi"]))]
     pub(crate) max_body: Size,
     /// The maximum size of the bodies of all concurrent requests in bytes; a request beyond that is rejected with 503.
-    /// Bodies above 128 KiB leave a quarter of this memory to smaller ones.
+    /// Bodies above 128 KiB may use at most three quarters of this memory.
     #[schemars(extend("range" = ["4Mi", "64Gi"]))]
     pub(crate) max_body_memory: Size,
     /// The maximum time from the end of a request's header to the end of its body.
@@ -126,8 +126,8 @@ pub(crate) struct Overload {
     /// The maximum of `?timeout=`; a longer timeout is shortened to it.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) longest_timeout: Time,
-    /// How long before its caller's deadline a request fails, so that the response still arrives; at most a fifth of
-    /// the timeout.
+    /// A pending request fails this long before its caller's deadline, so that the response still arrives; at most a
+    /// fifth of the timeout.
     #[schemars(extend("range" = ["0s", "5s"]))]
     pub(crate) margin: Time,
 }

@@ -24,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Args)]
 pub(super) struct StatusArgs {
     /// Show only this profile: the name of a `ClusterInjectionProfile`, or NAMESPACE/NAME of an `InjectionProfile`.
-    /// With --namespace, a name alone is that of an `InjectionProfile`.
+    /// With --namespace, a name without a slash is an `InjectionProfile`.
     #[arg(value_name = "PROFILE", conflicts_with = "all_namespaces")]
     profile: Option<String>,
     #[command(flatten)]
