@@ -64,7 +64,7 @@ codes! {
     OptInValueUnknown => "opt_in_value_unknown", Error, "use one of the values enabled, required and held";
     /// A label resembles the opt-in label, but has another key.
     OptInLabelMisspelt => "opt_in_label_misspelt", Error, "use the label pillion.dev/injection";
-    /// The namespace belongs to the system, and is never injected into.
+    /// The namespace is a system namespace. Pillion never injects into these.
     SystemNamespace => "system_namespace", Error, "run the workload in another namespace";
     /// The namespace is excluded by name in the webhook configuration.
     ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or remove this one from webhooks.excludedNamespaces";
@@ -112,7 +112,7 @@ codes! {
     OperatingSystem => "operating_system", Error, "do not use the profile for pods of this operating system";
     /// The profile's template does not fit the object.
     TemplateConflict => "template_conflict", Error, "change the field in the pod template, or the profile";
-    /// The result would exceed a limit of Kubernetes, of this build or of the platform's guardrails.
+    /// The result would exceed a limit of Kubernetes, of Pillion or of the platform's guardrails.
     LimitExceeded => "limit_exceeded", Error, "see the message; the platform's guardrails limit the profiles of tenants";
     /// The pod is rejected.
     Rejected => "rejected", Error, "correct the cause in the message; until then the pod is not created";
@@ -120,7 +120,7 @@ codes! {
     ProfileNotReady => "profile_not_ready", Error, "pillion lint shows the errors in its spec; kubectl describe shows what the controller reports";
     /// The controller has not reconciled this generation of the profile yet.
     ProfilePending => "profile_pending", Warning, "wait a moment; if this does not change, check that the controller runs";
-    /// The profile is rolled back: an earlier revision than the last accepted one is served.
+    /// The profile is rolled back: replicas serve an earlier revision than the last accepted one.
     RolledBack => "rolled_back", Info, "correct the profile, or end the rollback: pillion profiles rollback NAME --undo";
     // The time of the pod's creation.
     /// The pod is older than the namespace's opt-in label.
@@ -135,7 +135,7 @@ codes! {
     NamespaceChanged => "namespace_changed", Error, "restart the workload: pods are injected when they are created";
     /// The profile has changed since the pod was created, and only now matches the pod.
     ProfileChanged => "profile_changed", Error, "restart the workload: pods are injected when they are created";
-    /// The pod has a different revision of the profile than new pods.
+    /// New pods get a different revision of the profile than this pod has.
     OutdatedRevision => "outdated_revision", Warning, "restart the workload: new pods get the active revision";
     /// The pod has a profile that was deleted, or that no longer matches the pod.
     OrphanedProfile => "orphaned_profile", Warning, "restart the workload to remove it";
@@ -147,14 +147,14 @@ codes! {
     ProfileSkipped => "profile_skipped", Error, "restart the workload and read the warnings of the API server";
     /// A container that Pillion added does not start, crashes, runs out of memory or is not ready.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
-    /// No node has room for the pod, to which a profile adds requests.
+    /// No node has enough resources for the pod, including the requests that a profile adds.
     NotScheduled => "not_scheduled", Error, "add nodes, or lower the requests in the profile or the pod";
-    /// The pod waits for its injection, held by a scheduling gate.
+    /// A scheduling gate holds the pod until it can be injected.
     Held => "held", Warning, "check that replicas are ready (pillion doctor): the controller then recreates the pod";
     /// The workload has fewer pods than it should have, because the API server rejects new ones.
     PodsMissing => "pods_missing", Error, "remove the cause in the message; the controller manager then creates the pods, after a pause";
     // The object itself.
-    /// The pod mirrors a static pod of the kubelet, and cannot be changed.
+    /// The pod is the mirror pod of a static pod, and cannot be changed.
     MirrorPod => "mirror_pod", Error, "use a DaemonSet, or add the sidecar to the static pod's manifest on the node";
     /// The request was a dry run: nothing was stored.
     DryRun => "dry_run", Info, "send it without --dry-run";
@@ -199,7 +199,7 @@ codes! {
     OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
     /// The versions of replicas, controllers and this program differ.
     VersionSkew => "version_skew", Warning, "finish the upgrade";
-    /// Something could not be read, so not everything was checked.
+    /// The command could not read an object, so it did not check everything.
     Unreadable => "unreadable", Warning, "ask for the permission, or ask a user who has it to run the command";
 }
 
