@@ -120,7 +120,7 @@ impl Metrics {
             "step",
             CheckStage::ALL.map(CheckStage::as_str),
         );
-        let dry_runs = register(registry, "dry_runs", "Reviews of dry-run requests that were decided");
+        let dry_runs = register(registry, "dry_runs", "Decided reviews of dry-run requests");
 
         let request_bytes = Histogram::new(REQUEST_BUCKETS);
         registry.register("request_size_bytes", "Size of a request's body", request_bytes.clone());

@@ -135,7 +135,7 @@ impl Pairs {
 
 impl Collector for DecisionCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "Decisions: one for each profile that was considered, or one for a request without any";
+        let help = "Decisions: one for each considered profile, and one for each request without such a profile";
         let mut metric = encoder.encode_descriptor("decisions", help, None, MetricType::Counter)?;
         self.without_profile.encode(NONE, &mut metric)?;
         for (profile, slot) in self.profiles.0.all() {

@@ -100,7 +100,7 @@ impl OverloadMetrics {
             Shed::ALL.map(Shed::as_str),
         );
         let queued = Family::<SizeLabel, Gauge>::default();
-        registry.register("queued_requests", "Requests that wait for a permit to be decided, by size", queued.clone());
+        registry.register("queued_requests", "Requests that wait for a decision permit, by size", queued.clone());
         let waited = Family::<SizeLabel, Histogram>::new_with_constructor(|| Histogram::new(WAIT_BUCKETS));
         registry.register(
             "queue_wait_seconds",
