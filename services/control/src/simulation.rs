@@ -1,4 +1,4 @@
-//! Simulates the creation of a pod that already runs, with other profiles.
+//! Simulates the creation of a running pod with other profiles.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl SimulationError {
 }
 
 /// Returns a pod as its author submitted it. Removes the injection record, because the webhook ignores submitted
-/// records, and the marks of an upgrade in place.
+/// records, and the label and annotation of an upgrade in place.
 #[must_use]
 pub fn as_written(pod: &Value) -> Value {
     let mut pod = original_object(pod);

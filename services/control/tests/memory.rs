@@ -142,8 +142,8 @@ fn ten_thousand_namespaces_take_a_few_mebibytes() {
     assert!(live < 5.5 && peak < 6.0, "{live} MiB live, {peak} MiB at the peak");
 }
 
-/// Asks which lookups a pod in every fifth namespace needs. This fills the snapshot's cache of the profiles for each
-/// namespace.
+/// Computes which lookups a pod needs, for every fifth namespace. The snapshot then caches the profiles for these
+/// namespaces.
 fn ask_everywhere(snapshot: &Snapshot) {
     for number in (0..NAMESPACES).step_by(5) {
         let name = namespace(number, 1).name.unwrap();

@@ -6,9 +6,9 @@
 //!
 //! The caller renders the pod twice: `before` is the original pod with the revisions that were injected, and `after` is
 //! the original pod with the active revisions. Both are compared with each other, and not with the running pod, because
-//! the API server and other webhooks add fields to the running pod. The running pod is only compared in the values that
-//! change. Such a value must be that of `before`, or that of `after` if an interrupted upgrade has already written it.
-//! Otherwise another client has changed it, and the pod is not upgraded in place.
+//! the API server and other webhooks add fields to the running pod. Of the running pod, only the values that change are
+//! compared. Such a value must equal that of `before`, or that of `after` if an interrupted upgrade has already written
+//! it. Otherwise another client has changed it, and the pod is not upgraded in place.
 
 mod annotation;
 
@@ -89,7 +89,7 @@ pillion_api::labelled! {
 pub enum Obstacle {
     /// The field changes, and the API server rejects such a change of a running pod.
     Field(String),
-    /// The field of an init container changes that is not a sidecar, so it has already run.
+    /// The field of an init container changes. This container is not a sidecar, so it has already run.
     HasRun {
         /// The name of the container.
         container: String,
@@ -173,7 +173,7 @@ pub fn plan(running: &Value, before: &Value, after: &Value, added: &[Box<str>]) 
         let names = added.iter().filter_map(|pointer| pointer.strip_prefix(&prefix)).filter(|name| !name.contains('/'));
         for name in names {
             let (Some(old), Some(new)) = (container(&mut before, list, name), container(&mut after, list, name)) else {
-                // The container is missing in one of both, so the comparison of the rest finds it.
+                // The container is missing in `before` or `after`. `collect_differences` reports this below.
                 continue;
             };
             let comparison =
@@ -232,7 +232,7 @@ pub fn qos_class(pod: &Value) -> QosClass {
     }
 }
 
-/// Whether two quantities are equal, whatever their notation. Values that are no quantities are compared as they are.
+/// Whether two quantities are equal, even in different notations. Values that are not quantities are compared as JSON.
 #[must_use]
 pub fn is_same_quantity(one: &Value, other: &Value) -> bool {
     match (quantity(one), quantity(other)) {
@@ -312,7 +312,7 @@ struct Comparison<'p> {
 }
 
 impl Comparison<'_> {
-    /// Takes the image out of both containers. Returns the images if the running container needs the new one.
+    /// Removes the image from both containers. Returns the images if the running container needs the new one.
     fn image(
         &self,
         old: &mut Map<String, Value>,
@@ -338,7 +338,7 @@ impl Comparison<'_> {
         Some((from, to))
     }
 
-    /// Takes requests and limits of CPU and memory out of both containers. Returns them if they differ.
+    /// Removes requests and limits of CPU and memory from both containers. Returns them if they differ.
     fn resources(
         &self,
         old: &mut Map<String, Value>,

@@ -29,7 +29,7 @@ fn failure_keeps_logs_and_shows_tail() {
 
 #[test]
 fn passed_test_leaves_nothing() {
-    // The path is fixed, because the copy of this process cannot share a variable with it.
+    // The closure runs in another process, so it returns the folder's name in a file with a fixed path.
     let note = Path::new(env!("CARGO_TARGET_TMPDIR")).join("folder-of-a-test-that-passed");
     Isolation::new().own_network("tests the namespaces").run(|| async {
         let dir = namespace::directory()?;

@@ -1,12 +1,13 @@
-//! Decides whether upgraded pods are worse than pods with the previous revision, in the same time. It does no I/O.
+//! Compares upgraded pods with the other pods over the same period, and decides whether the upgraded pods are worse. It
+//! does no I/O.
 //!
 //! A pod is bad if a container of it ended since the observation began, or if it is not ready at the end. The upgraded
 //! pods are worse in two cases:
 //!
-//! - Fisher's exact test: if both groups were alike, at least as many bad pods would be upgraded ones with a
-//!   probability of less than 5 %, divided by the number of comparisons in the observation.
-//! - At least half of the upgraded pods are bad, and none of the others. In small groups, the test alone would find
-//!   nothing.
+//! - Fisher's exact test: suppose that the bad pods are distributed at random over both groups. The probability that at
+//!   least as many of them are upgraded pods is less than 5 %, divided by the number of comparisons in the observation.
+//! - At least half of the upgraded pods are bad, and none of the others. In small groups, the test alone would not find
+//!   such a difference.
 
 use jiff::Timestamp;
 use pillion_engine::in_place::ContainerList;
@@ -15,11 +16,11 @@ use serde_json::Value;
 use super::progress::{is_ready, name, statuses};
 use super::render::read_annotation;
 
-/// The significance level of all comparisons in one observation together: the upgraded pods are worse if the
-/// probability of such a difference by chance is lower.
+/// The significance level for all comparisons of one observation together. Each comparison uses this value, divided by
+/// the number of comparisons.
 const SIGNIFICANCE: f64 = 0.05;
 
-/// How long after a change of its image the old container ends at the latest, in seconds.
+/// Maximum time between a change of a container's image and the end of the old container, in seconds.
 const CHANGE_SECONDS: i64 = 60;
 
 /// A group of pods.
@@ -41,7 +42,7 @@ pub(super) enum Verdict {
 }
 
 impl Group {
-    /// Adds a pod that was observed since this time, in seconds since 1970.
+    /// Adds a pod. `since` is the start of the observation, in seconds since 1970.
     pub(super) fn add(&mut self, pod: &Value, since: i64) {
         self.pods += 1;
         if let Some(fault) = fault(pod, since) {
@@ -53,7 +54,7 @@ impl Group {
     }
 }
 
-/// Compares the upgraded pods with the others, in one of `comparisons` comparisons of the observation.
+/// Compares the upgraded pods with the others. `comparisons` is the number of comparisons in the whole observation.
 pub(super) fn compare(upgraded: &Group, others: &Group, comparisons: u32) -> Verdict {
     let is_half = upgraded.bad > 0 && upgraded.bad * 2 >= upgraded.pods && others.bad == 0;
     if !is_half && tail_probability(upgraded, others) >= SIGNIFICANCE / f64::from(comparisons.max(1)) {
@@ -66,8 +67,8 @@ pub(super) fn compare(upgraded: &Group, others: &Group, comparisons: u32) -> Ver
     ))
 }
 
-/// Returns what is wrong with a pod that was observed since this time. A container that ended without an error is no
-/// fault, and neither is one that ended because its image was changed.
+/// Returns what is wrong with a pod; `None` if it is not bad. Ignores containers that ended before `since`, that ended
+/// without an error, or whose image was changed shortly before.
 fn fault(pod: &Value, since: i64) -> Option<String> {
     let changed = read_annotation(pod).unwrap_or_default().changed;
     for status in statuses(pod) {
@@ -96,7 +97,8 @@ fn is_long_running(pod: &Value, name: &str) -> bool {
     found.next().is_none_or(|container| container.get("restartPolicy").is_some_and(|policy| policy == "Always"))
 }
 
-/// Returns the probability that at least as many bad pods are in the first group if they are distributed at random.
+/// Returns the probability that the first group has at least this many bad pods, if all bad pods are distributed at
+/// random.
 fn tail_probability(first: &Group, second: &Group) -> f64 {
     let (pods, bad) = (first.pods + second.pods, first.bad + second.bad);
     if first.bad == 0 {
@@ -165,14 +167,14 @@ mod tests {
     #[test]
     fn worse_pods_are_told_from_noise() {
         let is_worse = |upgraded, others| compare(&upgraded, &others, 1) != Verdict::Good;
-        assert!(is_worse(group(1, 1), group(0, 1)), "the only upgraded pod");
-        assert!(is_worse(group(1, 1), group(0, 0)), "there are no others");
+        assert!(is_worse(group(1, 1), group(0, 1)), "the only upgraded pod is bad");
+        assert!(is_worse(group(1, 1), group(0, 0)), "there are no other pods");
         assert!(is_worse(group(5, 50), group(0, 50)));
-        assert_eq!(compare(&group(5, 50), &group(0, 50), 60), Verdict::Good, "one of 60 comparisons");
+        assert_eq!(compare(&group(5, 50), &group(0, 50), 60), Verdict::Good, "with 60 comparisons, this may be chance");
         assert_ne!(compare(&group(10, 50), &group(0, 50), 60), Verdict::Good);
-        assert!(!is_worse(group(1, 50), group(0, 50)), "one pod may be an accident");
+        assert!(!is_worse(group(1, 50), group(0, 50)), "one bad pod may be chance");
         assert!(!is_worse(group(3, 50), group(2, 50)));
-        assert!(!is_worse(group(50, 50), group(50, 50)), "all pods have a problem");
+        assert!(!is_worse(group(50, 50), group(50, 50)), "the other pods are as bad");
         assert!(!is_worse(group(0, 50), group(9, 50)));
         assert!(!is_worse(group(0, 0), group(0, 0)));
         let text = Verdict::Worse("2 of 2 upgraded pods are bad, and 0 of 3 others; pod a/b: x".to_owned());

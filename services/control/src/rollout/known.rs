@@ -1,20 +1,21 @@
-//! What the leader knows about a profile besides its status. It is not needed to continue a rollout: the next leader
-//! starts without it.
+//! The state of a profile's rollout that the leader keeps in memory. It is not stored, and the next leader starts
+//! without it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a pod is not tried again that cannot be changed in place. Its reason may have gone.
+/// Pause before the next attempt to upgrade a pod that could not be changed in place. The obstacle may be gone by then.
 const OBSTACLE_LIFETIME: Duration = Duration::from_mins(30);
-/// How long a pod is not tried again that cannot be changed now, so that others get a turn.
+/// Pause before the next attempt to change a pod that could not be changed now. Meanwhile, other pods are tried.
 const DELAY: Duration = Duration::from_secs(10);
 
-/// What the task knows about a profile.
+/// The task's state for one profile.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// The version of the profile before the task's last write. The watch has not delivered that write yet.
+    /// The profile's `resourceVersion` before the task's last write. If the watch still shows this version, it has not
+    /// delivered that write.
     pub(super) replaced: Option<String>,
     /// When the status was last written, or the task began.
     pub(super) written: Instant,
@@ -22,7 +23,7 @@ pub(super) struct Known {
     pub(super) judged: Option<Instant>,
     /// The nodes that have pulled the images of the rollout.
     pulled: HashSet<String>,
-    /// The nodes that could not pull them.
+    /// The nodes that could not pull the images.
     unpulled: HashSet<String>,
     /// Since when an image cannot be pulled, and why.
     unpullable: Option<(Instant, String)>,
@@ -30,9 +31,9 @@ pub(super) struct Known {
     pub(super) waits: BTreeSet<String>,
     /// The pods that cannot get a revision in place, with the revision, the time and the reasons, by UID.
     obstacles: HashMap<u128, (Box<str>, Instant, Vec<String>)>,
-    /// The pods that are not tried for a while, with the time and the reason, by UID.
+    /// The pods whose next attempt is delayed, with the time and the reason, by UID.
     delayed: HashMap<u128, (Instant, String)>,
-    /// When pods could not be changed, by UID.
+    /// When pods were last delayed, by UID.
     tried: HashMap<u128, Instant>,
 }
 
@@ -54,7 +55,7 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Returns why an image cannot be pulled, if that lasts longer than `limit`.
+    /// Returns why an image cannot be pulled, if the failure has lasted longer than `limit`.
     pub(super) fn pull_failure(&self, limit: Duration) -> Option<String> {
         self.unpullable.as_ref().filter(|(since, _)| since.elapsed() > limit).map(|(_, why)| why.clone())
     }
@@ -66,8 +67,8 @@ impl Known {
         self.pulled.insert(node.to_owned());
     }
 
-    /// Records that a node could not pull an image. Returns whether this is a problem of the node: at least as many
-    /// others have pulled it.
+    /// Records that a node could not pull an image. Returns true if the problem is considered to be the node's: at
+    /// least as many nodes have pulled the images as could not.
     pub(super) fn add_unpullable(&mut self, node: &str, why: &str) -> bool {
         self.unpulled.insert(node.to_owned());
         let is_of_node = self.unpulled.len() <= self.pulled.len();
@@ -77,7 +78,7 @@ impl Known {
         is_of_node
     }
 
-    /// Returns when a pod could last not be changed. `None` if it was not tried.
+    /// Returns when a pod was last delayed. `None` if it was never delayed.
     pub(super) fn last_try(&self, uid: u128) -> Option<Instant> {
         self.tried.get(&uid).copied()
     }
@@ -93,7 +94,7 @@ impl Known {
         self.obstacles.insert(uid, (to.into(), Instant::now(), reasons));
     }
 
-    /// Does not try a pod again for a while.
+    /// Delays the next attempt to change a pod, for this reason.
     pub(super) fn delay(&mut self, uid: u128, why: String) {
         self.waits.insert(why.clone());
         self.delayed.insert(uid, (Instant::now(), why));
@@ -104,7 +105,7 @@ impl Known {
         self.delayed.contains_key(&uid)
     }
 
-    /// Drops what is known about other pods, what may no longer be true, and what is no longer waited for.
+    /// Removes the state of pods that are not listed, expired obstacles and delays, and reasons that no longer apply.
     pub(super) fn forget(&mut self, listed: &HashSet<u128>) {
         self.obstacles.retain(|uid, (_, since, _)| listed.contains(uid) && since.elapsed() < OBSTACLE_LIFETIME);
         self.delayed.retain(|uid, (since, _)| listed.contains(uid) && since.elapsed() < DELAY);
@@ -113,7 +114,7 @@ impl Known {
         self.waits = reasons.chain(self.delayed.values().map(|(_, why)| why)).cloned().collect();
     }
 
-    /// Forgets what was only true in the phase before, or in another rollout.
+    /// Removes the state of the previous phase, and that of the previous rollout if another one has begun.
     pub(super) fn begin_phase(&mut self, is_same_rollout: bool) {
         self.judged = None;
         self.unpullable = None;
@@ -139,11 +140,11 @@ mod tests {
         assert_eq!(known.obstacle(1, "r2"), Some(&["env changes".to_owned()][..]));
         assert_eq!(known.obstacle(1, "r1"), None, "the obstacle is for another revision");
         assert!(known.is_delayed(2) && !known.is_delayed(1));
-        assert!(known.last_try(2) > known.last_try(1), "the pod comes after those that were not tried");
+        assert!(known.last_try(2) > known.last_try(1), "the pod comes after pods that were not delayed");
         assert_eq!(known.waits.len(), 2);
         known.waits.insert("pulling".to_owned());
         known.forget(&HashSet::from([1, 2]));
-        assert_eq!(known.waits.len(), 2, "what is no longer waited for is dropped");
+        assert_eq!(known.waits.len(), 2, "reasons that no longer apply are removed");
         tokio::time::advance(DELAY).await;
         known.forget(&HashSet::from([1, 2]));
         assert!(!known.is_delayed(2) && known.obstacle(1, "r2").is_some());

@@ -43,29 +43,29 @@ pub(super) struct MarkedPod {
 /// What to do with a marked pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// The upgrade runs, or its failure is not in the profile's status yet.
+    /// Wait: the upgrade runs, or its failure is not in the profile's status yet.
     Wait,
-    /// The changed containers are ready.
+    /// Complete the upgrade: the changed containers are ready.
     Complete,
-    /// The upgrade has failed for this reason.
+    /// Return the pod to the previous revision, because the upgrade has failed for this reason.
     TakeBack(String),
-    /// The rollout returns to the previous revision.
+    /// Return the pod to the previous revision, because the rollout returns to it.
     Return,
-    /// The previous revision does not become ready, for this reason. Nothing more can be done.
+    /// End the return to the previous revision, whose containers do not become ready for this reason.
     GiveUp(String),
-    /// The failure is in the profile's status.
+    /// Remove the label: the failure is in the profile's status.
     Unmark,
 }
 
-/// What is needed to continue upgrades.
+/// The inputs for continuing upgrades.
 pub(super) struct Context<'c> {
     pub(super) client: &'c Client,
     pub(super) planner: &'c Planner,
     /// The active profiles, and the namespaces.
     pub(super) active: &'c Snapshot,
     pub(super) followed: &'c [Followed],
-    /// Whether the term began long enough ago that all profiles were compiled. Until then, a profile that is not
-    /// followed may still be, so its pods are left alone.
+    /// Whether this leader's term began so long ago that all profiles are compiled. Until then, `followed` may lack
+    /// profiles, and the pods of profiles that it lacks are not changed.
     pub(super) is_settled: bool,
     pub(super) metrics: &'c RolloutMetrics,
 }
@@ -82,12 +82,12 @@ impl MarkedPod {
         Some(Self { object, value, uid, upgraded })
     }
 
-    /// Whether an upgrade runs that changes this profile.
+    /// Whether a running upgrade changes the revision of this profile.
     pub(super) fn changes(&self, profile: &str) -> bool {
         self.upgraded.running.as_ref().is_some_and(|running| running.previous.contains_key(profile))
     }
 
-    /// Returns namespace and name.
+    /// Returns the namespace and the name, such as `shop/web`.
     pub(super) fn name(&self) -> String {
         let metadata = &self.object.metadata;
         format!(
@@ -112,7 +112,7 @@ impl MarkedPod {
             return if all_known { Step::Unmark } else { Step::Wait };
         };
         let timeout = followed.map_or(DEFAULT_POD_TIMEOUT, pod_timeout).as_secs();
-        // A user who may change the pod can write any time into its annotation, also one in the future.
+        // A user who may change the pod can write any time into its annotation, even a future one.
         let age = now.saturating_sub(running.since);
         let is_late = age < -MAX_CLOCK_DIFFERENCE || age > i64::try_from(timeout).unwrap_or(i64::MAX);
         let has_not_started = running.changes.iter().any(|change| !running.restarts.contains_key(&change.name));
@@ -122,7 +122,7 @@ impl MarkedPod {
             Progress::Done => Step::Complete,
             Progress::Waiting(why) if running.is_step_back && is_late => Step::GiveUp(why),
             Progress::Waiting(_) if returns && !running.is_step_back => Step::Return,
-            // The pod did not run before, so it is as ready as before.
+            // The pod was not ready before, and a changed container had not started. So the pod is as ready as before.
             Progress::Waiting(_) if is_late && !running.was_ready && has_not_started => Step::Complete,
             Progress::Waiting(why) if is_late => Step::TakeBack(format!("not complete after {timeout} seconds: {why}")),
             Progress::Waiting(_) => Step::Wait,
@@ -194,7 +194,7 @@ impl Context<'_> {
             let failure = FailedUpgrade { revision: running.to.clone(), why: why.to_owned() };
             failed.insert(profile.to_owned(), failure);
         }
-        // Without changes, the pod keeps the revision.
+        // The annotation if no container can be changed back: the pod keeps the revision.
         let given_up = Upgraded { failed: failed.clone(), ..pod.upgraded.completed() };
         let planned = self.planner.plan(self.active, &pod.object, Target::Revisions(&running.previous)).await;
         let (changes, upgraded) = match planned {
@@ -259,7 +259,7 @@ pub(super) enum Written {
     NotNow,
     /// The API server rejects the change, for this reason.
     Rejected(String),
-    /// The controller lacks a permission, or a quota is used up. This may end.
+    /// The controller lacks a permission, or a quota is used up. A later attempt may succeed.
     Forbidden(String),
 }
 
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Returns a pod whose sidecar gets a new image. The sidecar has restarted this often since.
+    /// Returns a pod whose sidecar gets a new image. Since the change, the sidecar was restarted `restarts` times.
     fn pod(restarts: i64, state: &Value, is_step_back: bool, uid: &str) -> DynamicObject {
         let change = ContainerChange {
             list: ContainerList::InitContainers,
@@ -360,7 +360,7 @@ mod tests {
         let of = |restarts, is_step_back| pod(restarts, &running(), is_step_back, "aa-bb");
         assert_eq!(step(of(1, false), UpgradePhase::Upgrading, 20), Step::Complete);
         assert_eq!(step(of(0, false), UpgradePhase::Upgrading, 30), Step::Wait);
-        // A halted rollout lets running upgrades end, and one that steps back does not.
+        // Running upgrades continue while the rollout is halted, and are taken back while it steps back.
         assert_eq!(step(of(0, false), UpgradePhase::Halted, 30), Step::Wait);
         assert_eq!(step(of(0, false), UpgradePhase::SteppingBack, 1), Step::Return);
         // The annotation has a time in the future.

@@ -15,7 +15,7 @@
 //! - `steps`: decides the state of a profile's rollout, a pure function.
 //! - `judge`: compares upgraded pods with others, a pure function.
 //! - `marked`: completes running upgrades, or takes them back.
-//! - `known`: what the leader of one term knows about a profile besides its status.
+//! - `known`: the state of a profile's rollout that the leader keeps in memory.
 //! - `task`: the loop.
 //!
 //! The task keeps no state of an earlier term. The request that writes the new image of a pod also writes its

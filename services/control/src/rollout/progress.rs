@@ -13,7 +13,7 @@ use super::pull::PULL_FAILURES;
 /// How long a container without a readiness probe must run before its upgrade is complete, in seconds.
 const SETTLE_SECONDS: i64 = 10;
 
-/// The waiting reason of a container that keeps ending.
+/// The waiting reason of a container that crashes repeatedly.
 const CRASHES: &str = "CrashLoopBackOff";
 
 /// The waiting reasons that mean that the kubelet has the image, but cannot start the container.
@@ -77,7 +77,8 @@ fn compare(pod: &Value, running: &RunningUpgrade, now: i64) -> Progress {
             return progress;
         }
     }
-    // In a pod that was not ready, a container may have been restarted again and again before.
+    // In a pod that was not ready, a container may have crashed repeatedly even before the upgrade. So its restarts
+    // are not counted.
     let restarted = statuses(pod).filter(|_| running.was_ready).find_map(|status| {
         let (name, before) = running.restarts.get_key_value(name(status)?)?;
         let change = running.changes.iter().find(|change| change.name == *name);
@@ -251,7 +252,7 @@ mod tests {
         let back = RunningUpgrade { is_step_back: true, ..upgrade.clone() };
         waits(&progress(&pod(&sidecar(2, &crashing, false), 2, "False"), &back, LATER), crashes);
 
-        // The application was restarted again and again already before.
+        // The application crashed repeatedly before the change.
         let unready = before(&pod(&sidecar(1, &running, true), 2, "False"), change(None));
         assert_eq!(progress(&pod(&sidecar(2, &running, true), 9, "False"), &unready, LATER), Progress::Done);
         // The container had not started before the change.
@@ -279,7 +280,7 @@ mod tests {
         let of = |pod: &Value| progress(pod, &upgrade, STARTED);
         assert!(matches!(of(&with("100m")), Progress::Waiting(_)));
         assert_eq!(of(&with("200m")), Progress::Done);
-        // The container must be restarted for other resources.
+        // Other resources require a restart of the container.
         let mut restarted = with("200m");
         restarted["status"]["initContainerStatuses"][0]["restartCount"] = json!(2);
         assert!(matches!(of(&restarted), Progress::Failed(_)));

@@ -1,10 +1,10 @@
 //! Pulls an image to a node before a container there is changed to it. Otherwise the kubelet would stop the running
 //! container before it pulls the new image.
 //!
-//! A pod with this image is created on the node. No program of the image may run, so the pod's command cannot be
-//! started. The kubelet pulls the image, and fails to start the container. Which of both fails shows whether the image
-//! is on the node. The name of the pod depends only on node and image, so another controller continues to use it. The
-//! pod is kept for a while, because it shows that the image is there.
+//! A pod with this image is created on the node. No program of the image may run, so the pod has a command that cannot
+//! be started. If the kubelet fails to start the container, it has pulled the image. If it fails to pull the image, the
+//! pod's status has the reason. The name of the pod depends only on the node, the image and the credentials, so another
+//! controller finds the same pod. The pod is kept for a while, because it shows that the image is on the node.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -80,8 +80,8 @@ struct Pull {
 }
 
 impl Puller {
-    /// Returns the state of the new images of changes on the node of a pod: the first one that is not
-    /// [`ImageState::Present`]. Begins to pull the images if necessary. The text names the image and the node.
+    /// Returns the state of the new images on the node of a pod: the first state that is not [`ImageState::Present`].
+    /// Begins to pull the images if necessary. The text names the image and the node.
     ///
     /// # Errors
     /// The API server is unavailable or rejects a request.
@@ -169,7 +169,7 @@ impl Puller {
             state = ImageState::Failed(format!("not within {} minutes", PULL_LIMIT.as_secs() / 60));
         }
         if matches!(state, ImageState::Failed(_)) {
-            // Another attempt needs another pod.
+            // The next attempt needs a new pod.
             delete(&pods, &name).await?;
         }
         if state != ImageState::Waiting {
@@ -205,7 +205,7 @@ async fn delete(pods: &Api<Pod>, name: &str) -> kube::Result<()> {
     }
 }
 
-/// Returns the pull policy of the container that a change is about.
+/// Returns the pull policy of the changed container.
 fn pull_policy<'p>(pod: &'p DynamicObject, change: &ContainerChange) -> &'p str {
     let containers = pod.data.pointer("/spec").and_then(|spec| spec.get(change.list.field())?.as_array());
     let mut found =

@@ -54,7 +54,7 @@ pub struct Upgrade {
     pub upgraded: Upgraded,
 }
 
-/// Why a pod could not be planned. Another attempt may succeed.
+/// Why the upgrade of a pod could not be planned. Another attempt may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// A revision could not be read.
@@ -182,7 +182,7 @@ impl Planner {
         Ok(created.1)
     }
 
-    /// Returns the active profiles, in which these revisions replace the active ones. The inner error is the reason why
+    /// Returns the active profiles, with these revisions instead of the active ones. The inner error is the reason why
     /// that is impossible.
     async fn with_revisions(
         &self,
@@ -225,7 +225,7 @@ impl Planner {
     }
 }
 
-/// Returns the annotation of a pod about its upgrades. `None` if it has none of its own.
+/// Returns the annotation of a pod about its upgrades. `None` if there is none, or if it is of another pod.
 pub(super) fn read_annotation(pod: &Value) -> Option<Upgraded> {
     Upgraded::read(annotation(pod, UPGRADED_ANNOTATION)?, pod.pointer("/metadata/uid")?.as_str()?)
 }

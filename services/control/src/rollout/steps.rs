@@ -22,7 +22,7 @@ const MESSAGE_BYTES: usize = 1024;
 /// The maximum length of a request in bytes.
 const REQUEST_BYTES: usize = 256;
 
-/// What a user requests by the annotation `pillion.dev/rollout`.
+/// What a user requests with the annotation `pillion.dev/rollout`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Steering {
     /// Upgrade no further pods.
@@ -44,14 +44,14 @@ fn steering(text: &str) -> Option<Steering> {
     }
 }
 
-/// The number of pods of a profile, by their revisions.
+/// The numbers of a profile's pods, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodStates {
     /// All pods with the profile.
     pub(super) all: usize,
     /// Pods with the revision of the rollout whose containers are ready.
     pub(super) upgraded: usize,
-    /// Pods whose containers are changed at the moment, in either direction.
+    /// Pods with a running upgrade, or with a running return to the previous revision.
     pub(super) running: usize,
     /// Pods that cannot get the revision in place, or whose upgrade failed.
     pub(super) not_in_place: usize,
@@ -69,23 +69,23 @@ pub(super) struct Situation<'s> {
     /// The published revision.
     pub(super) revision: &'s str,
     pub(super) promoted: Option<&'s str>,
-    /// Whether the published revision is an earlier one, by a rollback. It needs no observation.
+    /// Whether a rollback has published an earlier revision, which needs no observation.
     pub(super) is_rollback: bool,
     /// The annotation `pillion.dev/rollout`.
     pub(super) request: Option<&'s str>,
     pub(super) pods: PodStates,
     /// Why the upgrade of a pod to this revision failed.
     pub(super) failure: Option<&'s str>,
-    /// The comparison of upgraded pods with others in this phase, if it was made.
+    /// The comparison of upgraded pods with others in this phase, if there was one.
     pub(super) verdict: Option<&'s Verdict>,
     /// Why pods are not upgraded now.
     pub(super) waits: Option<&'s str>,
-    /// In seconds since 1970.
+    /// The current time, in seconds since 1970.
     pub(super) now: i64,
 }
 
-/// Whether new pods get the revision already: it is that of a rollback, or it was promoted before. Such a rollout needs
-/// no observation, and the failure of a pod does not stop it.
+/// Whether new pods already get the revision, because of a rollback or an earlier promotion. Such a rollout needs no
+/// observation, and the failure of a pod does not stop it.
 fn is_return(situation: &Situation<'_>) -> bool {
     situation.is_rollback || situation.promoted == Some(situation.revision)
 }
@@ -131,10 +131,10 @@ pub(super) fn next(situation: &Situation<'_>) -> UpgradeStatus {
     if next != phase {
         status.phase = next;
         status.since = time(situation.now);
-        // The comparison was passed, so the next share follows.
+        // The upgraded pods are not worse, so the next step begins.
         status.step += u32::from(phase == UpgradePhase::Baking && next == UpgradePhase::Upgrading);
     }
-    // A rollout is resumed once the pods of the failure have returned. Until then, the request waits.
+    // A failed rollout is resumed only when no pod has a failure or a running change. Until then, the request is kept.
     let request_waits = phase.has_failed() && next.has_failed();
     match (request(situation, &status), situation.request) {
         (Some(Steering::Undo(_)), Some(text)) => status.handled_request = Some(shortened(text, REQUEST_BYTES)),
@@ -143,7 +143,7 @@ pub(super) fn next(situation: &Situation<'_>) -> UpgradeStatus {
         }
         _ => {}
     }
-    // The first failure explains the state, also later on.
+    // As long as the rollout has failed, keep the message of the first failure.
     if !(phase.has_failed() && next.has_failed()) {
         status.message = message.map(|text| shortened(&text, MESSAGE_BYTES));
     }

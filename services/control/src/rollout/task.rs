@@ -51,11 +51,11 @@ const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
 const SAMPLE: usize = 50;
 /// The number of pods that are read at the same time for a comparison.
 const CONCURRENT_READS: usize = 4;
-/// Maximum number of pods that are planned in one round for one profile, so that it does not delay the others.
+/// Maximum number of upgrades that are planned in one round for one profile, so that other profiles are not delayed.
 const PLANS: usize = 32;
 /// Minimum time between two writes of the status of a rollout that has ended.
 const ENDED_INTERVAL: Duration = Duration::from_mins(10);
-/// How long after the begin of a term all profiles are compiled at the latest.
+/// Maximum time from the start of a leader's term until all profiles are compiled.
 const SETTLED_AFTER: Duration = Duration::from_mins(1);
 /// Time between two deletions of pods that pulled images.
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
@@ -71,7 +71,7 @@ pub struct RolloutChannels {
     pub followed: watch::Receiver<Option<Vec<Followed>>>,
     /// The publisher's status. No pod is changed before its first snapshot.
     pub status: watch::Receiver<Status>,
-    /// Questions to the audit about the pods of a profile.
+    /// Sends questions about the pods of a profile to the audit.
     pub questions: mpsc::Sender<PodsQuestion>,
     /// Looks up the objects that profiles read.
     pub lookups: Lookups,
@@ -89,7 +89,7 @@ struct Task {
     tenant_pulls: (PullSite, Puller),
     /// Pulls the images of cluster profiles.
     platform_pulls: (PullSite, Puller),
-    /// By display name of the profile.
+    /// The state of rollouts in memory, by display name of the profile.
     known: HashMap<String, Known>,
     /// The profiles and namespaces of the last round, with guardrails.
     active: (Arc<Snapshot>, Arc<Snapshot>),
@@ -151,7 +151,7 @@ fn paced(client: Client, per_second: u32) -> Client {
 
 impl Task {
     async fn follow(mut self) {
-        // Before the profiles and namespaces are known, a pod could not be judged.
+        // Wait until the profiles and namespaces are known. No upgrade can be planned without them.
         let synced = self.channels.status.wait_for(|status| status.synced).await.is_ok();
         if !synced || self.channels.followed.wait_for(Option::is_some).await.is_err() {
             return std::future::pending().await;
@@ -227,9 +227,11 @@ impl Task {
         let Some(mut pods) = pods_with(&self.channels.questions, name).await else {
             return Ok(before.is_some_and(has_failed));
         };
-        // Each revision begins with other pods, and every leader begins with the same ones.
+        // The order depends only on the revision and the pods. So each revision begins with other pods, and all leaders
+        // use the same order.
         pods.sort_by_cached_key(|pod| rank(&profile.revision, pod.uid));
-        // Label and annotation prove nothing in a pod that does not have the profile.
+        // A marked pod without the profile is ignored, since any user who may change the pod can set the label and the
+        // annotation.
         let listed: HashSet<u128> = pods.iter().map(|pod| pod.uid).collect();
         let marked: Vec<_> = marked.iter().filter(|pod| listed.contains(&pod.uid)).collect();
         let running: HashSet<u128> = marked.iter().filter(|pod| pod.changes(name)).map(|pod| pod.uid).collect();
@@ -311,8 +313,8 @@ impl Task {
         must
     }
 
-    /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. They
-    /// are observed since this time, in seconds since 1970. `busy` has the pods that are being changed.
+    /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. `since`
+    /// is the start of the observation, in seconds since 1970. `busy` has the pods that are being changed.
     async fn observe(
         &self,
         pods: &[ProfilePod],
@@ -339,8 +341,8 @@ impl Task {
         Ok((upgraded, others))
     }
 
-    /// Writes the state of a rollout if it has changed. If only counts and reasons have changed, it is written at
-    /// intervals. Returns whether the stored state is this one, except for counts and reasons.
+    /// Writes the state of a rollout if it has changed. If only counts and reasons have changed, writes it at
+    /// intervals. Returns whether the stored state equals this one, except for counts and reasons.
     async fn record(
         &mut self,
         profile: &Followed,
@@ -418,8 +420,7 @@ impl Task {
         let mut plans = PLANS;
         let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
         let mut candidates: Vec<_> = candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect();
-        // Pods that could not be changed come last, so that others get a turn. Among them, the longest wait comes
-        // first.
+        // Pods that were delayed come last, the longest delayed first. So they do not prevent the upgrade of others.
         candidates.sort_by_key(|pod| known.last_try(pod.uid));
         for pod in candidates {
             if limit == 0 || plans == 0 {
@@ -446,7 +447,7 @@ impl Task {
             }
             let upgrade = match self.plan(&object, &value, change).await {
                 Planned::Current => {
-                    // The audit does not know it yet.
+                    // The audit has not reported the pod's revision yet.
                     limit -= 1;
                     continue;
                 }
@@ -511,8 +512,8 @@ impl Task {
                     continue;
                 }
             }
-            // If the response was lost, the pod may have changed. So it takes its share of the limit until the next
-            // round, which reads all marked pods.
+            // Even if the write failed, the pod may have changed, because the response may be lost. So the pod counts
+            // towards the limit until the next round, which reads all marked pods.
             limit -= 1;
             if is_ready {
                 ongoing.push((pod.namespace.to_string(), disruption));
@@ -611,7 +612,7 @@ async fn pods_with(questions: &mpsc::Sender<PodsQuestion>, profile: &str) -> Opt
     pods.await.ok()
 }
 
-/// Returns the place of a pod in the order of a revision's upgrades.
+/// Returns the sort key of a pod for the order of a revision's upgrades.
 fn rank(revision: &str, uid: u128) -> [u8; 32] {
     Sha256::digest([revision.as_bytes(), &uid.to_be_bytes()].concat()).into()
 }

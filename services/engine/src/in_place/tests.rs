@@ -92,7 +92,7 @@ fn edited_values_and_containers_of_author_are_not_changed() {
     let resized = running(|sidecar| sidecar["resources"]["requests"]["cpu"] = json!("1"));
     let plan = planned(&resized, |new| new["resources"]["requests"]["cpu"] = json!("200m"));
     assert_eq!(obstacles(&plan), ["somebody has changed the resources of container shipper"]);
-    // An edit of a value that does not change is kept.
+    // A user's edit of a value is kept if the upgrade does not change this value.
     let plan = planned(&resized, |new| new["image"] = json!("shipper:2"));
     assert!(matches!(plan, PodPlan::InPlace(_)), "{plan:?}");
 
@@ -150,20 +150,19 @@ fn interrupted_upgrade_is_continued() {
         new["resources"]["limits"]["memory"] = json!("64Mi");
     };
     let PodPlan::InPlace(whole) = planned(&running(|_| {}), wanted) else { panic!("it should be possible") };
-    // One of the new resources is written, in another notation.
+    // One of the new resources is already written, in another notation.
     let partial = running(|sidecar| sidecar["resources"]["requests"]["cpu"] = json!("0.2"));
     assert_eq!(planned(&partial, wanted), PodPlan::InPlace(whole.clone()));
-    // All resources are written.
+    // All new resources are already written.
     let resized = running(|sidecar| {
         sidecar["resources"]["requests"]["cpu"] = json!("200m");
         sidecar["resources"]["limits"]["memory"] = json!("64Mi");
     });
     assert_eq!(planned(&resized, wanted), PodPlan::InPlace(whole.clone()));
-    // The image is written too, so it need not be written again.
+    // The new image is already written too, so it need not be written again.
     let PodPlan::InPlace(rest) = planned(&running(wanted), wanted) else { panic!("it should be possible") };
     assert_eq!((&rest[0].image, &rest[0].resources), (&None, &whole[0].resources));
     assert_eq!(planned(&running(wanted), |new| new["image"] = json!("shipper:2")), PodPlan::Same);
-    // The reversed change leads back.
 }
 
 #[test]

@@ -125,7 +125,7 @@ pub(super) enum ProfileOrigin<'d> {
     /// A cluster profile. Values that the object already has, and that the profile sets too, are protected from the
     /// namespaced profiles that follow.
     Watched(&'d mut Confirmed),
-    /// A namespaced profile. It must not change the protected places.
+    /// A namespaced profile. It must not change the protected paths.
     Namespace(&'d Protected),
 }
 

@@ -56,7 +56,7 @@ const INACTIVE_ALERTS: [&str; 28] = [
     "PillionShedding",
     "PillionSwitchedOff",
 ];
-/// Commands of runbooks that have a placeholder for a name.
+/// Placeholders for names. The test does not run commands of runbooks that contain one.
 const PLACEHOLDERS: [&str; 3] = [" NAME", "/NAME", " -n NAMESPACE"];
 /// Alerts that fire from the start, since the CA is valid for only a month.
 const FOR_EXPIRING_CA: [&str; 2] = ["PillionCAExpiresSoon", "PillionCAExpiring"];

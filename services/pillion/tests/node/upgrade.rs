@@ -1,5 +1,5 @@
-//! An upgrade and a rollback, while the test creates pods in two namespaces: one rejects pods without a sidecar, and
-//! one accepts them.
+//! Upgrades Pillion with Helm and rolls it back, while pods are created in two namespaces. One namespace rejects pods
+//! without a sidecar, and the other accepts them.
 
 use std::time::Instant;
 

@@ -73,7 +73,7 @@ pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
 /// A file of a scenario: `NN-install-app.yaml`, `NN-assert.yaml`.
 struct Step {
     number: String,
-    /// The name after the number.
+    /// The part of the file name after the number.
     rest: String,
     file: PathBuf,
 }

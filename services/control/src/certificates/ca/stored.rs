@@ -349,8 +349,8 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
 
-/// Reads a certificate with its number. Returns `None` if it is damaged, or is not the certificate of this release and
-/// number.
+/// Parses a CA certificate, and reads its generation from its key. Returns `None` if the certificate is damaged, or is
+/// for another release or generation.
 fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;

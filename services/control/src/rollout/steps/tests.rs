@@ -52,7 +52,7 @@ fn steps_are_upgraded_and_observed_in_turn() {
     // A profile's first revision needs no rollout.
     let first = Situation { promoted: Some("r2"), ..situation(&rollout, None, pods(20, 20, 0), 1) };
     assert_eq!(next(&first).phase, UpgradePhase::Complete);
-    // New pods get the revision already, so the other pods follow in one step, and a failure does not stop it.
+    // New pods already get the revision, so all other pods follow in one step, and a failure does not stop the rollout.
     let outdated = Situation { promoted: Some("r2"), ..situation(&rollout, None, pods(20, 19, 0), 1) };
     let returning = next(&outdated);
     assert_eq!((returning.phase, share(&outdated, &returning)), (UpgradePhase::Upgrading, 20));
@@ -136,8 +136,8 @@ fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Simulates a rollout in which pods complete or fail at random, and in which a new leader begins at random points: it
-/// knows only the stored status and the pods.
+/// Simulates rollouts in which upgrades complete or fail at random. Each decision uses only the stored status and the
+/// pods, as if a new leader had just begun.
 #[test]
 fn limits_hold_in_random_histories() {
     let mut failures = 0;
@@ -172,7 +172,8 @@ fn limits_hold_in_random_histories() {
                     assert!(upgraded + running <= share.max(upgraded), "{seed}: {upgraded} {running} {share}");
                 }
                 UpgradePhase::SteppingBack => {
-                    // All pods return, the running ones first.
+                    // Running upgrades are taken back. At most `most` upgraded pods per turn return to the previous
+                    // revision.
                     running = 0;
                     upgraded = upgraded.saturating_sub(most);
                 }

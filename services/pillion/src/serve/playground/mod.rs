@@ -36,7 +36,8 @@ use crate::config::WebhookPolicy;
 const MAX_BODY: usize = 2 * 1024 * 1024;
 /// The maximum number of concurrent runs; further runs wait. A page cancels all its runs except the newest.
 const RUNS: usize = 2;
-/// The maximum duration of a response, including the wait. A longer run is cancelled.
+/// The maximum time until a response, including the time that a run waits for others. After this time, the run is
+/// cancelled.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// The name of the simulated release, which appears only in explanations.
 const RELEASE: &str = "pillion-system/pillion";
