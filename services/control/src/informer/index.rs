@@ -456,8 +456,8 @@ impl Index {
         broken.extend(diagnostics.map(|diagnostics| state.to_broken(name, diagnostics)));
     }
 
-    /// Returns up to `count` profiles that lacked memory and now fit, each once. The caller reads their stored objects
-    /// and passes them to [`Self::update`].
+    /// Returns up to `count` profiles that did not fit into their memory share before, and now do. Returns each once.
+    /// The caller reads their stored objects and passes them to [`Self::update`].
     pub(crate) fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         if !self.namespaced.is_complete {
             return Vec::new();

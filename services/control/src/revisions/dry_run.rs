@@ -172,8 +172,8 @@ pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     };
     let bounded = |text: &str| text.get(..text.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default().to_owned();
     if let kube::Error::Api(status) = &error {
-        // The message is `PodTemplate "pillion-dry-run" is invalid: template.spec…`, and authors know neither the
-        // object nor its name: remove this prefix.
+        // The message is `PodTemplate "pillion-dry-run" is invalid: template.spec…`. Authors know neither the object
+        // nor its name, so this prefix is removed.
         let invalid = status.message.strip_prefix("PodTemplate \"").and_then(|rest| rest.split_once("\" is invalid: "));
         let unreadable = || status.message.contains("cannot be handled as a PodTemplate");
         match (status.code, invalid) {

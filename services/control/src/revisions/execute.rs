@@ -225,7 +225,8 @@ impl RevisionStore {
     }
 }
 
-/// Reads again a namespaced profile that lacked memory and now fits. Returns `None` if the profile was deleted.
+/// Reads again a namespaced profile that did not fit into its memory share before, and now does. Returns `None` if the
+/// profile was deleted.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -251,7 +252,7 @@ impl Pass {
     /// Plans all profiles and starts the writes.
     ///
     /// # Errors
-    /// The pass is over: returns it with its result.
+    /// The pass is over. Returns the pass and its result.
     fn next_round(
         mut self,
         store: &mut RevisionStore,

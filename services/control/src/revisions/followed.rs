@@ -19,7 +19,7 @@ pub struct Followed {
     pub revision: String,
     /// The promoted revision, which new pods get.
     pub promoted: Option<String>,
-    /// Whether the published revision is an earlier one, by a rollback.
+    /// Whether a rollback has published an earlier revision.
     pub is_rollback: bool,
     /// The annotation that steers the rollout.
     pub steering: Option<Box<str>>,

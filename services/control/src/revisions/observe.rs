@@ -188,7 +188,7 @@ impl RevisionStore {
         self.publisher.index_mut()
     }
 
-    /// Returns up to `count` profiles that lacked memory and now fit, each once.
+    /// Returns up to `count` profiles that did not fit into their memory share before, and now do. Returns each once.
     pub(super) fn take_readable(&mut self, count: usize) -> Vec<Arc<StoredProfile>> {
         let names = self.index_mut().take_readable(count);
         names.iter().filter_map(|name| self.index().stored_profile(name)).cloned().collect()

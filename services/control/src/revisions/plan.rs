@@ -179,7 +179,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
     wanted.conditions = conditions(observed, &publication, valid, settings.upgrades_in_place);
     let events = events(observed, &wanted, &publication);
-    // The conditions and the field of other writers are not compared or written.
+    // The conditions and the field `upgrade`, which other clients write, are not compared or written.
     let mut known = (*status).clone();
     known.upgrade = None;
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
@@ -232,7 +232,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
 /// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the
 /// revision of that rollout is promoted, although the status does not say so yet.
 fn last_promoted(status: &ProfileStatus) -> Option<&str> {
-    // The state of an earlier rollout in place says nothing about a rollout to a share of the workloads.
+    // The state of an earlier rollout in place does not apply to a rollout to a share of the workloads.
     let is_in_place = status.rollout.as_ref().is_none_or(|rollout| rollout.percent == Some(0));
     let complete = status.upgrade.as_ref().filter(|upgrade| {
         is_in_place && upgrade.phase == UpgradePhase::Complete && status.revision.as_deref() == Some(&upgrade.revision)
@@ -255,7 +255,7 @@ fn unpromoted(
             .upgrade
             .as_ref()
             .is_some_and(|upgrade| Some(&*upgrade.revision) == accepted && upgrade.phase == UpgradePhase::Complete);
-        // Before the first promotion, no pod has another revision.
+        // Before the first promotion, no pod has an older revision that could be upgraded.
         let waits = upgrades_in_place && !is_complete && status.promoted_revision.is_some();
         return waits.then(|| Rollout { percent: Some(0), ..Rollout::default() });
     }

@@ -5,9 +5,9 @@
 //! A change does not bring forward the retry of failed writes. In a large cluster, something always changes, and each
 //! pass repeats all plans and all failing writes.
 //!
-//! [`Budget`] limits Events and dry runs. Each namespace may use a burst, and then one for each pause. A namespace
-//! without budget takes nothing from others. All namespaces together have a limit too, so that thousands of them do not
-//! overload the API server. Cluster profiles have a separate budget.
+//! [`Budget`] limits Events and dry runs. Each namespace may use a burst at once, and then one more after each pause. A
+//! namespace that has used up its budget takes nothing from the budget of others. All namespaces together have a limit
+//! too, so that thousands of them do not overload the API server. Cluster profiles have a separate budget.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -124,8 +124,8 @@ impl Budget {
             used.refill(now);
             used.left < NAMESPACE_RATE.burst
         });
-        // A namespace without budget takes nothing from the total. If the total is exhausted, the namespace keeps its
-        // own budget.
+        // A namespace that has used up its budget takes nothing from the total. If the total is exhausted, the
+        // namespace keeps its own budget.
         if self.namespaces.get(namespace).is_some_and(|used| used.left == 0) {
             return false;
         }

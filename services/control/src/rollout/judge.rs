@@ -168,7 +168,7 @@ mod tests {
     fn worse_pods_are_told_from_noise() {
         let is_worse = |upgraded, others| compare(&upgraded, &others, 1) != Verdict::Good;
         assert!(is_worse(group(1, 1), group(0, 1)), "the only upgraded pod is bad");
-        assert!(is_worse(group(1, 1), group(0, 0)), "there are no other pods");
+        assert!(is_worse(group(1, 1), group(0, 0)), "there are no others");
         assert!(is_worse(group(5, 50), group(0, 50)));
         assert_eq!(compare(&group(5, 50), &group(0, 50), 60), Verdict::Good, "with 60 comparisons, this may be chance");
         assert_ne!(compare(&group(10, 50), &group(0, 50), 60), Verdict::Good);

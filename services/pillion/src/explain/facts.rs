@@ -103,7 +103,7 @@ pub(crate) struct ExplainedObject {
     /// Identifies the object in findings.
     pub(crate) object: ObjectRef,
     pub(crate) origin: Origin,
-    /// The review to decide, with the pod as its author wrote it.
+    /// The review for the engine, with the pod as its author wrote it.
     pub(crate) review: Value,
     /// The pod as stored, if it exists.
     pub(crate) found: Option<Value>,
@@ -167,7 +167,7 @@ impl ExplainedObject {
 }
 
 impl WebhookOutages {
-    /// Returns why the webhook may not have answered at this time; `None` if no reason is known.
+    /// Returns why the webhook may not have responded at this time; `None` if no reason is known.
     pub(crate) fn at(&self, time: i64) -> Option<WhyNotCalled> {
         if self.off_since.is_some_and(|since| since <= time) {
             return Some(WhyNotCalled::SwitchedOff);

@@ -86,7 +86,7 @@ impl Cluster {
         Self { client, release, policy, lookups }
     }
 
-    /// Gathers all facts that do not depend on one pod.
+    /// Gathers all facts that are the same for all pods of the namespace.
     pub(crate) async fn facts(&self, namespace: &str) -> ExplainFacts {
         let Installation { configurations, opt_in, policy, listing, snapshot, slices, switch, mut unread } =
             Installation::read(&self.client, &self.release, Some(namespace), self.policy.as_ref()).await;

@@ -202,7 +202,7 @@ impl Judging<'_> {
     pub(super) fn find_of(&mut self, code: Code, object: ObjectRef, message: impl Into<String>) -> &mut Finding {
         self.findings.push(Finding::new(code, object, message));
         let last = self.findings.len() - 1;
-        #[expect(clippy::indexing_slicing, reason = "it was pushed a line above")]
+        #[expect(clippy::indexing_slicing, reason = "the element was just pushed")]
         &mut self.findings[last]
     }
 

@@ -191,7 +191,7 @@ impl Judging<'_> {
         format!("the pod was created at {created}, and {what} at {when}{shortly}")
     }
 
-    /// Explains why the webhook may not have answered.
+    /// Explains why the webhook may not have responded when the pod was created.
     fn absence(&self) -> String {
         let outages = self.facts.outages;
         if outages.registered.is_some_and(|registered| self.question.created() < registered) {

@@ -84,7 +84,7 @@ impl Upgrader {
         Ok(Self { client, active, unknown_policy, planner, pullers: Mutex::default() })
     }
 
-    /// Why the policy could not be read; `None` if it was read, or if there is none.
+    /// Returns why the policy could not be read; `None` if it was read, or if there is none.
     pub(super) fn unknown_policy(&self) -> Option<&str> {
         self.unknown_policy.as_deref()
     }
@@ -99,7 +99,7 @@ impl Upgrader {
     /// record.
     ///
     /// # Errors
-    /// A revision cannot be read, or the pod cannot be decided.
+    /// A revision cannot be read, or the decision about the pod cannot be computed.
     pub(super) async fn to_newest(&self, pod: &DynamicObject) -> anyhow::Result<Option<PodUpgrade>> {
         let about = || format!("pod {}", pod.metadata.name.as_deref().unwrap_or_default());
         let tape = OwnedTape::parse(serde_json::to_string(pod)?).with_context(about)?;
@@ -129,7 +129,7 @@ impl Upgrader {
         Ok(if reasons.is_empty() { Possibility::All } else { Possibility::No(reasons.into_iter().collect()) })
     }
 
-    /// Upgrades the stale pods of a workload, one after the other. Calls `show` with what it waits for.
+    /// Upgrades the stale pods of a workload, one after the other. While it waits, it calls `show` with the reason.
     ///
     /// # Errors
     /// A pod cannot be upgraded, or its containers do not become ready within `limit`. The change of that pod was taken

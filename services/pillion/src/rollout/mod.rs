@@ -7,7 +7,7 @@
 //!
 //! [`preview`] shows what the newest revisions would change in running pods.
 //!
-//! The other subcommands are for rollouts that the controller makes, for profiles with the strategy `InPlace`:
+//! The other subcommands are for the controller's rollouts of profiles with the strategy `InPlace`:
 //!
 //! * [`status`]: shows the rollouts.
 //! * [`steer`]: pauses, resumes or undoes a rollout.
@@ -207,7 +207,7 @@ async fn plan_of(client: &Client, stale: &Stale) -> anyhow::Result<Plan> {
     restart::plan(client, &stale.workload).await
 }
 
-/// What is needed to apply the plans.
+/// The inputs for applying the plans.
 struct Applying<'a> {
     client: &'a Client,
     upgrader: &'a Upgrader,

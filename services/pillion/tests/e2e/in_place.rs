@@ -1,5 +1,5 @@
-//! Rollouts to running pods by the leader, on a real API server without a kubelet. The test writes the status that a
-//! kubelet would write.
+//! Tests the leader's rollouts to running pods, on a real API server without a kubelet. The test writes the status that
+//! a kubelet would write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,8 +102,8 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
 }
 
 /// Writes the status of all pods like a kubelet: a changed image restarts its container. The tag of the sidecar's image
-/// says what becomes of the pod: with `crashing`, the sidecar ends; with `unready`, the application is not ready; with
-/// `harmful`, the application is restarted again and again; `missing` cannot be pulled.
+/// determines the status. With `crashing`, the sidecar crashes. With `unready`, the pod is not ready. With `harmful`,
+/// the application restarts repeatedly. An image with `missing` cannot be pulled.
 async fn kubelet(pods: Api<DynamicObject>, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -233,7 +233,7 @@ impl Shop {
         self.rig.control_plane.apply_yaml(&profile(tag, rollout)).await.map(drop)
     }
 
-    /// Waits until new pods get this tag.
+    /// Waits until new pods get the sidecar with this tag.
     async fn is_served(&self, tag: &str) -> Result<()> {
         eventually(SOON, "the profile is served", async || {
             let found = self.rig.dry_run("shop", &pod("probe")).await?;
@@ -363,7 +363,7 @@ fn running_pods_are_upgraded_in_steps_or_step_back() {
         let leader = lead(&client, client.clone())?;
         let before = shop.restarts().await?;
 
-        // A revision that works reaches all pods, and only then new ones.
+        // A revision that works is rolled out to all running pods, and only then promoted.
         let revision = shop.status().await?.revision;
         shop.apply("2", &steps).await?;
         let mut at_once = 0;
@@ -391,7 +391,8 @@ fn running_pods_are_upgraded_in_steps_or_step_back() {
         }
         ensure!(before.values().all(|restarts| *restarts == 0), "{before:?}");
 
-        // Revisions that do not work reach at most the pods of the first step, and these return. Others reach all pods.
+        // Revisions that do not work are rolled out to at most the pods of the first step, and these pods return to the
+        // previous revision. Between them, revisions that work are rolled out to all pods.
         let mut good = "2";
         for run in 0..runs {
             if run > 0 {
@@ -417,7 +418,7 @@ fn running_pods_are_upgraded_in_steps_or_step_back() {
         }
         print_figures(&format!("{runs} runs of each revision, no wrong verdict"));
 
-        // The next leader does not try the failed revision again. A user may.
+        // After a change of the leader, a rollout that has failed can be resumed by a user.
         drop(leader);
         let _leader = lead(&client, client.clone())?;
         let failed = shop.status().await?;
@@ -454,7 +455,7 @@ fn rollout_is_paused_and_undone() {
                 .kubectl_ok(&["annotate", "--overwrite", "clusterinjectionprofile", "shipper", &value])
                 .await
         };
-        // A drain evicts an upgraded pod. Its successor gets the previous revision, and the observation goes on.
+        // A drain evicts an upgraded pod. Its successor gets the previous revision, and the observation continues.
         let pods = shop.rig.pods("shop");
         let listed = shop.pods().await?;
         let upgraded = listed.iter().find(|pod| tags([*pod]).contains("2")).context("an upgraded pod")?;
@@ -486,7 +487,7 @@ fn rollout_is_paused_and_undone() {
         annotate(&format!("=undo {} now", other.revision)).await?;
         shop.ends(&back.revision, UpgradePhase::SteppedBack).await?;
 
-        // A user edits a pod: it is left alone, and the others are upgraded.
+        // A user edits a pod. It is not changed, and the others are upgraded.
         let edited = json!({"spec": {"initContainers": [{"name": "shipper", "image": "local.test/shipper:own"}]}});
         pods.patch("web-4", &PatchParams::default(), &Patch::Strategic(edited)).await?;
         let plain = json!({"strategy": "InPlace", "maxUnavailable": 4});
@@ -507,8 +508,8 @@ fn rollout_is_paused_and_undone() {
     });
 }
 
-/// Returns a client whose requests never end after this number of writes, and a token that is cancelled then. The last
-/// write itself reaches the API server.
+/// Returns a client that simulates the end of a leader: after this number of writes, no request gets a response. The
+/// last of these writes still reaches the API server. The returned token is cancelled at this point.
 fn dying_client(client: &Client, writes: usize) -> (Client, CancellationToken) {
     let left = Arc::new(AtomicUsize::new(writes));
     let dead = CancellationToken::new();
@@ -566,7 +567,7 @@ fn leader_may_end_after_each_write() {
         let leaders = shop.lead_until_end(&before, UpgradePhase::Complete).await?;
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "a pod was forgotten: {:?}", shop.tags().await?);
 
-        // The API server's audit log: each pod was changed once, and never more than two at a time.
+        // The API server's audit log shows that each pod was changed once, and never more than two at a time.
         let text = std::fs::read_to_string(&log)?;
         let events = text.lines().map(serde_json::from_str::<Json>).collect::<Result<Vec<_>, _>>()?;
         let (mut begun, mut running, mut most) = (BTreeMap::<String, usize>::new(), BTreeSet::new(), 0);
@@ -588,7 +589,7 @@ fn leader_may_end_after_each_write() {
         ensure!((1..=2).contains(&most), "{most} pods at a time");
         print_figures(&format!("{leaders} leaders, {} pods changed once each, at most {most} at a time", begun.len()));
 
-        // No leader forgets that a pod failed.
+        // The failure of a pod remains known if the leader changes.
         let (before, restarts) = (shop.status().await?.revision, shop.restarts().await?);
         shop.apply("crashing", &rollout).await?;
         let leaders = shop.lead_until_end(&before, UpgradePhase::SteppedBack).await?;
@@ -628,7 +629,7 @@ fn rollout_sends_few_requests() {
         let status = shop.roll_out("2", &rollout, UpgradePhase::Complete).await?;
         ensure!(status.upgraded == u32::try_from(pods)?, "{status:?}");
         let (sent, took) = (requests.load(Ordering::SeqCst), begun.elapsed());
-        // A read and two writes for each pod. Each round lists the marked pods, and each batch the budgets.
+        // Each pod needs one read and two writes. Each round lists the marked pods, and each batch the budgets.
         print_figures(&format!("{pods} pods, {sent} requests in {took:.1?}"));
         ensure!(sent <= 3 * pods + 200, "{sent} requests for {pods} pods");
         Ok(())
@@ -658,7 +659,7 @@ fn rollouts_share_pods_and_budgets() {
         });
         shop.rig.control_plane.apply_yaml(&budget.to_string()).await?;
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), "shop");
-        // No controller runs that would write the status.
+        // The controller that writes the status of budgets does not run, so the test writes it.
         let allow = async |pods: i32| -> Result<()> {
             let status = json!({"disruptionsAllowed": pods, "currentHealthy": 4, "desiredHealthy": 3, "expectedPods": 4,
                                 "observedGeneration": 1});
@@ -690,7 +691,7 @@ fn rollouts_share_pods_and_budgets() {
             ensure!(restarts.all(|status| status["restartCount"] == 1), "{pod}");
         }
 
-        // A budget that the failed pods have used up does not keep them from returning.
+        // Failed pods return even if the budget allows no disruption.
         let before = shop.status().await?.revision;
         shop.apply("unready", &rollout).await?;
         shop.wait_for("a pod is changed", async || {
@@ -702,7 +703,7 @@ fn rollouts_share_pods_and_budgets() {
         let back = shop.ends(&before, UpgradePhase::SteppedBack).await?;
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "{back:?}");
 
-        // A pod without the profile gets a forged annotation of a failure: the rollout ignores it.
+        // A pod without the profile gets a forged annotation with a failure. The rollout ignores it.
         allow(1).await?;
         shop.rig.control_plane.create_namespace("other", &[]).await?;
         let forged = shop.rig.create("other", &pod("forged")).await?;

@@ -1,5 +1,5 @@
-//! `pillion rollout status`, `pause`, `resume` and `undo` on a real API server. No controller runs: the test writes the
-//! profile's status.
+//! Tests `pillion rollout status`, `pause`, `resume` and `undo` on a real API server. No controller runs, so the test
+//! writes the profile's status.
 
 use std::process::Stdio;
 
@@ -150,7 +150,7 @@ fn commands_steer_rollout_by_annotation() {
         cluster.succeed("rollout resume shipper").await?;
         let first = cluster.annotation(SHIPPER).await?;
         ensure!(first.starts_with("resume b2b2 20"), "{first}");
-        // Without another time, the controller would not handle a second request.
+        // The second request needs another time. Otherwise the controller would treat it as already handled.
         cluster.succeed("rollout resume shipper").await?;
         let second = cluster.annotation(SHIPPER).await?;
         ensure!(second.starts_with("resume b2b2 20") && second != first, "{second}");

@@ -1,4 +1,5 @@
-//! Plants failures of injected containers and rejections of pods, and checks that `pillion explain` names each of them.
+//! Causes failures of injected containers and rejections of pods, and checks that `pillion explain` reports each of
+//! them.
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use serde_json::{Value as Json, json};
 
 use crate::platform::{Platform, on_a_node};
 
-/// How long a failure may take until `explain` names it. A container counts as not ready after a minute.
+/// Maximum time until `explain` reports a failure. A container counts as not ready after a minute.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// A sidecar that fails, and the sentence of `explain`.
+/// A sidecar that fails, and the sentence with which `explain` reports it.
 struct Failure {
     name: &'static str,
     sidecar: Json,
@@ -156,7 +157,7 @@ fn failures_after_creation_are_explained() {
             println!("{object}: {}", failure.sentence);
         }
 
-        // Pods that were never created.
+        // The API server rejects the pods of these Deployments, so they are never created.
         platform.kubectl(&["create", "quota", "none", "--namespace=full", "--hard=pods=0"]).await?;
         platform.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted"]).await?;
         for (namespace, profile, sentence) in [

@@ -1,6 +1,6 @@
-//! Upgrades of running pods in place, by the command and by the controller: the kubelet restarts only the sidecar, and
-//! an image that does not work reaches at most the pods of the first step. `PILLION_PODS` sets the number of pods, and
-//! `PILLION_RUNS` how often the controller's rollouts are repeated.
+//! Tests upgrades of running pods in place, by the command and by the controller. The kubelet must restart only the
+//! sidecar. An image that does not work may be rolled out to at most the pods of the first step. `PILLION_PODS` sets
+//! the number of pods, and `PILLION_RUNS` how often the controller's rollouts are repeated.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ fn runs() -> usize {
     std::env::var("PILLION_RUNS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
 }
 
-/// Returns the profile of a sidecar without a probe, whose rollout the controller makes. The application is ready if
-/// the sidecar responds.
+/// Returns a profile that the controller rolls out to running pods. Its sidecar has no probe. The application is ready
+/// if the sidecar responds.
 fn rolled_out(tag: &str, cpu: &str) -> String {
     // A busy kubelet reports the new resources of a pod only when it synchronizes the pod again, after up to 90 seconds.
     let timeout = if ["missing", "crashing", "silent"].contains(&tag) { 30 } else { 180 };
@@ -241,7 +241,7 @@ fn sidecars_are_upgraded_in_running_pods() {
         let restarted = |pod: &&Pod| container(pod, "shipper").is_ok_and(|one| one.restart_count > 0);
         ensure!(shop.pods().await?.iter().filter(restarted).count() == 1, "more than one pod was changed");
 
-        // An image that works reaches all pods.
+        // An image that works is rolled out to all pods.
         shop.apply("2", "10m").await?;
         let (_, text) = shop.rollout(&[]).await?;
         ensure!(text.contains("would be restarted; possible with --in-place"), "{text}");
@@ -308,7 +308,7 @@ fn controller_upgrades_running_pods() {
         let first_step = replicas().div_ceil(20);
 
         for run in 0..runs() {
-            // An image that works reaches all pods.
+            // An image that works is rolled out to all pods.
             let (tag, cpu, more_cpu) = if run % 2 == 0 { ("2", "2m", "4m") } else { ("3", "4m", "2m") };
             let (status, took) = shop.roll_out(tag, cpu, UpgradePhase::Complete).await?;
             ensure!(status.upgraded == u32::try_from(replicas())?, "{status:?}");
@@ -336,7 +336,8 @@ fn controller_upgrades_running_pods() {
             }
             println!("{} pods were resized in {took:.1?}", replicas());
 
-            // Images that do not work reach at most the first step, and their pods return.
+            // Images that do not work are rolled out to at most the pods of the first step. These pods return to the
+            // previous image.
             for (bad, why) in [
                 ("missing", "cannot be pulled on node"),
                 ("crashing", "container shipper"),

@@ -1,5 +1,5 @@
-//! The first steps of a platform team and a full outage, on a real cluster with one node. The real helm installs the
-//! real chart with an image of the real program. A real kubelet starts and probes it, and Services have real addresses.
+//! Tests on a real cluster with one node, from the installation to a full outage. The real helm installs the real chart
+//! with an image of the real program. A real kubelet starts and probes the program, and Services have real addresses.
 //!
 //! `just node` builds the parts of a cluster, and then runs these tests. `PILLION_IMAGE` names the archive of an image
 //! to test instead of the program that was built for the tests.

@@ -1,5 +1,5 @@
-//! A full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster must recover
-//! without an administrator.
+//! Tests a full outage: no replica responds, and every namespace rejects pods without their sidecar. The cluster must
+//! recover without an administrator.
 
 use std::fmt::{self, Display};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A tenant who has only the Kubernetes role `admin`, in one namespace.
+//! Tests Pillion for a tenant who has only the Kubernetes role `admin`, in one namespace.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

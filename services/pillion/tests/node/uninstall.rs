@@ -1,4 +1,4 @@
-//! After `helm uninstall`, pods can be created, regardless of the parts that were lost before.
+//! Tests that pods can be created after `helm uninstall`, even if parts of the release were lost before.
 
 use std::time::Instant;
 

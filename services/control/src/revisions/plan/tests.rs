@@ -132,7 +132,7 @@ fn desired_status_is_not_written_again() {
         case.plan(),
         Plan { create: false, dry_run: true, status: None, events: Vec::new(), delete: Vec::new() }
     );
-    // Another writer's condition does not change the plan.
+    // A condition that another client wrote does not change the plan.
     let mut case = case;
     let mut foreign = case.status.conditions[0].clone();
     foreign.type_ = "Theirs".to_owned();
@@ -220,8 +220,8 @@ fn profile_bounded_by_parent_has_no_rollout() {
         assert_eq!(plan.status.unwrap().revisions, ["b"], "no older revision is kept");
         assert_eq!(plan.delete, ["a".into()]);
     }
-    // Once the profile adds fields of its own, the limits of tenants bound it. The earlier revision, which only its
-    // parent bounded, must not remain published.
+    // If the profile adds fields of its own, the limits of namespaced profiles apply to it. The earlier revision, which
+    // only its parent bounded, must not remain published.
     let own = |rollback| {
         let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a")).rollout(0);
         case.bounds = Some(RevisionBounds::Tenant);
