@@ -132,7 +132,7 @@ impl CertificateState {
         text
     }
 
-    /// Returns the problem of the lines with the label `what`, if it prevents the API server from calling replicas.
+    /// Returns why the part with the label `what` prevents the API server from calling replicas; `None` if it does not.
     pub(crate) fn problem(&self, what: &str) -> Option<&'static str> {
         match what {
             "certificate" if !matches!(self.certificate, Some(Ok(_))) => Some("there is no valid serving certificate"),

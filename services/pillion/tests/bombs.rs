@@ -1,5 +1,5 @@
-//! Profiles that try to exhaust the resources of the program. `pillion lint` rejects each one quickly, and a replica
-//! whose files contain one continues to serve requests.
+//! Tests profiles that try to exhaust the resources of the program. `pillion lint` must reject each one quickly, and a
+//! replica whose files contain one must continue to serve requests.
 
 use std::fmt::Write;
 use std::fs;

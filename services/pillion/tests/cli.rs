@@ -1,5 +1,5 @@
-//! Manual pages, completions, versions and CRDs as the process prints them. Also how all commands behave if their
-//! output is closed, or if the cluster is unavailable.
+//! Tests the manual pages, completions, versions and CRDs that the process prints. Also tests all commands while their
+//! output is closed, or while the cluster is unavailable.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,5 @@
-//! The policy file: `--check-config` checks it without opening a port or a connection, and a running program reloads
-//! it.
+//! Tests the policy file: `--check-config` checks it without opening a port or a connection, and a running program
+//! reloads it.
 
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;

@@ -1,6 +1,5 @@
-//! Metrics: the pages in `docs` must list exactly the metrics, labels, values and buckets that the program exports. A
-//! real Prometheus scrapes real replicas, runs every documented query, and finds the trace of a request from its
-//! exemplar.
+//! Tests that the pages in `docs` list exactly the metrics, labels, values and buckets that the program exports. A real
+//! Prometheus scrapes real replicas, runs every documented query, and finds the trace of a request from its exemplar.
 
 use std::collections::BTreeSet;
 use std::io::Write;

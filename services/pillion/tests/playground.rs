@@ -1,5 +1,5 @@
-//! The playground of `pillion dev`. This file tests the responses of the real program, and [`page`] tests the page in a
-//! real browser.
+//! Tests the playground of `pillion dev`. This file tests the responses of the real program, and [`page`] tests the
+//! page in a real browser.
 
 mod driver;
 mod page;

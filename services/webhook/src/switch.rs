@@ -1,4 +1,4 @@
-//! The kill switch, which switches decisions off. While they are off, the webhook allows every object unchanged.
+//! The kill switch. While it disables decisions, the webhook allows every object unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

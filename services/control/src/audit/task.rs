@@ -147,7 +147,8 @@ pub struct AuditChannels {
     pub questions: mpsc::Receiver<PodsQuestion>,
 }
 
-/// Asks for the running pods whose record lists a profile. The answer is dropped until all pods are listed.
+/// Requests the running pods whose record lists a profile. Until all pods are listed, `answer` is dropped without a
+/// value.
 #[derive(Debug)]
 pub struct PodsQuestion {
     /// The profile's display name.

@@ -1,5 +1,5 @@
-//! The API server hangs, is killed, and restarts. The replicas' responses do not change in the meantime. Changes made
-//! after the restart are applied soon.
+//! Tests replicas while the API server hangs, is killed, and restarts. Their responses must not change in the meantime.
+//! Changes made after the restart must be applied soon.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 

@@ -1,5 +1,6 @@
-//! The audit with the real API server. Each test pod was created while no webhook was called, or before its namespace
-//! opted in, or before its profile was edited or deleted. The audit must report each pod in time, with the cause.
+//! Tests the audit with the real API server. Each test pod was created while no webhook was called, or before its
+//! namespace opted in, or before its profile was edited or deleted. The audit must report each pod in time, with the
+//! cause.
 
 #![allow(clippy::print_stdout, reason = "the test prints its durations")]
 

@@ -1,5 +1,5 @@
-//! The dashboards and alerts with a complete cluster. Panels about the API server must have data too, and real faults
-//! must fire the right alerts. Time windows last seconds instead of minutes, and alerts have no `for` duration.
+//! Tests the dashboards and alerts with a complete cluster. Panels about the API server must have data too, and real
+//! faults must fire the right alerts. Time windows last seconds instead of minutes, and alerts have no `for` duration.
 
 #![allow(clippy::print_stdout, reason = "the test prints the alerts that fire")]
 

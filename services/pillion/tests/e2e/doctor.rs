@@ -1,5 +1,5 @@
-//! `pillion doctor` on an installation: it reports no problem if the installation is healthy, and reports each fault
-//! with its code.
+//! Tests `pillion doctor` on an installation: it reports no problem if the installation is healthy, and reports each
+//! fault with its code.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Tests the causes for which a pod is not injected. The tests set up each cause on the real API server. `pillion
-//! explain` or `pillion doctor` must report the code of the cause, and suggest a remedy.
+//! Tests that `pillion explain` or `pillion doctor` reports why a pod is not injected, with the code of the cause and a
+//! remedy. The tests set up each cause on the real API server.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Pods that are created milliseconds after their namespace, or while it is being deleted.
+//! Tests pods that are created milliseconds after their namespace, or while it is being deleted.
 
 use std::time::Instant;
 

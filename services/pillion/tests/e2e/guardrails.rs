@@ -1,5 +1,5 @@
-//! The guardrails of the chart on a real API server. A tenant with the role `admin` writes a secret into a profile, and
-//! a pod author creates pods while no replica decides about them.
+//! Tests the guardrails of the chart on a real API server. A tenant with the role `admin` writes a secret into a
+//! profile, and a pod author creates pods while no replica decides about them.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Policies that protect records and revisions from forgery, as helm installs them: for each opt-in label, and in an
-//! upgrade of a release that did not have these policies.
+//! Tests the policies that protect records and revisions from forgery, as helm installs them: for each opt-in label,
+//! and in an upgrade of a release that did not have these policies.
 
 use std::collections::BTreeSet;
 

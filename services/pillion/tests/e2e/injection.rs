@@ -1,5 +1,5 @@
-//! Creates pods through the API server: which pods get the sidecar, and which pods remain unchanged, with and without
-//! replicas.
+//! Tests which pods get the sidecar and which pods remain unchanged, with and without replicas. The tests create the
+//! pods through the API server.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{Isolation, eventually, isolated};

@@ -1,5 +1,5 @@
-//! The lists of all pods, namespaces and profiles that a new leader reads. The API server serves them page by page from
-//! its watch cache. So the lists cause no etcd requests, even in a large cluster.
+//! Tests the lists of all pods, namespaces and profiles that a new leader reads. The API server must serve them page by
+//! page from its watch cache. So the lists cause no etcd requests, even in a large cluster.
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Request;

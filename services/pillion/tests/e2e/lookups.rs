@@ -1,4 +1,4 @@
-//! Profiles that read a pod's service account and owners, which replicas look up in the real API server.
+//! Tests profiles that read a pod's service account and owners, which replicas look up in the real API server.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};

@@ -1,5 +1,5 @@
-//! The whole system with real components: the tests create pods through a real kube-apiserver, which calls replicas of
-//! the real program through a Service, as in production.
+//! Tests the whole system with real components. The tests create pods through a real kube-apiserver, which calls
+//! replicas of the real program through a Service, as in production.
 //!
 //! Each test has its own control plane, in its own Linux namespaces (see `pillion_testkit`).
 

@@ -1,7 +1,7 @@
-//! All objects that the chart renders, with each set of values in `charts/pillion/ci` and in the examples in `deploy/`.
-//! On the real API server, `helm install --dry-run=server` succeeds, and a dry run with strict field validation accepts
-//! each object. kubeconform validates the objects against the API server's own schemas. The plain manifests are also
-//! applied.
+//! Tests all objects that the chart renders, with each set of values in `charts/pillion/ci` and in the examples in
+//! `deploy/`. On the real API server, `helm install --dry-run=server` must succeed, and a dry run with strict field
+//! validation must accept each object. kubeconform validates the objects against the API server's own schemas. The
+//! plain manifests are also applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The API server presents a client certificate, configured as in `docs/certificates.md`. The webhook rejects all other
-//! clients.
+//! Tests client authentication. The API server presents a client certificate, configured as in `docs/certificates.md`.
+//! The webhook must reject all other clients.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! A migrated cluster keeps its label: namespaces opt in with `istio-injection=enabled`. The API server, a replica that
-//! is called without a failure mode, the audit, the profiles' status and `pillion status` must agree on the opted-in
-//! namespaces.
+//! Tests a migrated cluster that keeps its label: namespaces opt in with `istio-injection=enabled`. The API server, a
+//! replica that is called without a failure mode, the audit, the profiles' status and `pillion status` must agree on
+//! the opted-in namespaces.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Profiles that change in the cluster. The next pod gets the changed profile. A profile that does not compile changes
-//! nothing.
+//! Tests profiles that change in the cluster. The next pod must get the changed profile. A profile that does not
+//! compile must change nothing.
 
 use anyhow::{Result, ensure};
 use pillion_testkit::{eventually, isolated};

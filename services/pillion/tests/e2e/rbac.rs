@@ -1,6 +1,6 @@
-//! The RBAC permissions of the service accounts, as the real API server reports them. The tests compare the complete
-//! lists, so any added permission makes them fail. They also try single operations, and run the programs with the
-//! tokens of these accounts.
+//! Tests the RBAC permissions of the service accounts, as the real API server reports them. The tests compare the
+//! complete lists, so any added permission makes them fail. They also try single operations, and run the programs with
+//! the tokens of these accounts.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The playground page in a real browser: its use with the mouse and the keyboard, both themes, and screenshots.
+//! Tests the playground page in a real browser, with the mouse and the keyboard and in both themes. Also takes
+//! screenshots.
 
 use std::fs;
 use std::path::{Path, PathBuf};
