@@ -98,8 +98,9 @@ fn rollout_reaches_all_pods_of_large_cluster() {
     let pods: usize = std::env::var("PILLION_PODS").ok().and_then(|pods| pods.parse().ok()).unwrap_or(10_000);
     Isolation::new().time_limit(LIMIT * 3).run(move || async move {
         let policy = format!("{QUICK}rollouts: {{inPlace: true, requestsPerSecond: {REQUESTS_PER_SECOND}}}\n");
-        let managed = Managed::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
-        let (rig, controller) = (&managed.rig, managed.controllers.first().context("a controller")?);
+        let mut managed = Managed::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
+        let leader = managed.controllers.first_mut().context("a controller")?.process().pid();
+        let rig = &managed.rig;
         let control_plane = &rig.control_plane;
         // The permissions that the chart adds for `rollout.inPlace`; another test compares them with the requests.
         let role = json!({
@@ -114,7 +115,7 @@ fn rollout_reaches_all_pods_of_large_cluster() {
         }
         rig.wait_until_called("team-0").await?;
         roll_out(control_plane, "1").await?;
-        let resident = |what: &str| memory(controller.pid(), what).map(|kibibytes| kibibytes / 1024);
+        let resident = |what: &str| memory(leader, what).map(|kibibytes| kibibytes / 1024);
         let empty = resident("VmRSS")?;
         let begun = Instant::now();
         create_pods(control_plane, pods).await?;
