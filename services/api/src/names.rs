@@ -23,9 +23,10 @@ pub const PROFILES_ANNOTATION: &str = "pillion.dev/profiles";
 /// revision.
 pub const INJECTED_ANNOTATION: &str = "pillion.dev/injected";
 
-/// Annotation on a running pod: the revisions to which an upgrade in place has brought the injected containers. It is a
-/// JSON object with the pod's `uid` and `profiles`. Each profile has `from`, the revision in the injection record, and
-/// `to`, the revision of the upgrade. Unlike the record, everybody who may change the pod's images can write it.
+/// Annotation on a running pod: the revisions of the injected containers after an upgrade in place. It is a JSON object
+/// with the pod's `uid` and `profiles`. Each profile has `from`, the revision in the injection record, and `to`, the
+/// revision of the upgrade. Unlike the record, the annotation can be written by all users who may change the pod's
+/// images.
 pub const UPGRADED_ANNOTATION: &str = "pillion.dev/upgraded";
 
 /// The scheduling gate of pods in `held` namespaces. A pod has it until Pillion has decided whether to inject the pod.

@@ -1,9 +1,9 @@
 //! Compares objects: whether two are equal, and whether one contains an expected part.
 //!
 //! As in Kubernetes, an empty map, an empty list and null are equal to an absent field. All other differences are
-//! reported, including a different order of a list. Elements with names are compared by name, so that one more
-//! container is one difference. An expected null or empty list requires that the field is absent or empty; an expected
-//! empty map requires nothing.
+//! reported, including a different order of a list. Elements with names are compared by name, so that an additional
+//! container results in only one difference. An expected null or empty list requires that the field is absent or empty;
+//! an expected empty map requires nothing.
 
 use serde_json::{Map, Value as Json};
 
