@@ -141,8 +141,8 @@ fn env() -> impl Strategy<Value = Json> {
         ),
         Just(json!("${[{'name': 'B', 'value': 'computed'}]}")),
     ];
-    // Keep only the first variable of each name. The compiler rejects two variables with the same name, or, if they
-    // have conditions, they could contradict each other.
+    // Keep only the first variable of each name. The compiler rejects two variables with the same name, unless they
+    // have conditions. In that case, they could contradict each other.
     prop::collection::vec(prop_oneof![6 => templated(), 1 => group, 1 => removal], 1..5).prop_map(|mut entries| {
         let mut seen = std::collections::HashSet::new();
         let mut is_new = |entry: &Json| entry.get("name").is_none_or(|name| seen.insert(name.to_string()));

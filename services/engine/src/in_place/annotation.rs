@@ -42,9 +42,9 @@ pub struct UpgradedProfile {
 /// An upgrade that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedUpgrade {
-    /// The revision.
+    /// The revision to which the pod was to be upgraded.
     pub revision: String,
-    /// What was wrong.
+    /// Why the upgrade failed.
     pub why: String,
 }
 

@@ -449,8 +449,8 @@ impl Candidates {
         if own.iter().chain(&cluster).all(Option::is_none) {
             return None;
         }
-        // A profile that its rollout does not give to this workload yet is still known by its name. The result is then
-        // empty, not `None`, so that the name is not reported as unknown.
+        // If the rollout of a profile has not reached this workload yet, the result is empty instead of `None`, so that
+        // the profile's name is not reported as unknown.
         let acts = |place: &Place| self.is_candidate(*place) && self.acts(*place, action);
         let own = own.map(|place| place.filter(acts));
         let is_free = own.iter().all(Option::is_none);

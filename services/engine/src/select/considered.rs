@@ -182,8 +182,8 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
 }
 
 /// Selects profiles like [`super::select`], but only by metadata. `known` returns whether an open profile matches the
-/// object. If `is_unread` is true for a profile, the profile stands for a revision with an unavailable spec, and is
-/// always open.
+/// object. If `is_unread` is true for a profile, the profile is a placeholder for a revision with an unavailable spec,
+/// and is always open.
 pub(crate) fn expected(
     candidates: &Candidates,
     failure_mode: FailureMode,

@@ -29,7 +29,7 @@ const OPEN: [&str; 10] = [
     "securityContext",
 ];
 
-/// The changes of cluster profiles to an object.
+/// The changes of cluster profiles to an object, called claims. The final object must contain them.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// The changed values by path. `None` if the value was removed.
@@ -111,8 +111,8 @@ impl Claims {
         self.values.insert(path, value.cloned());
     }
 
-    /// Also claims the values in `expected` that equal values which the cluster profiles set in a minimal object.
-    /// `bare` is the minimal object, and `made` is the result of the cluster profiles for it.
+    /// Adds claims for values in `expected` that cluster profiles did not change, because the object already had the
+    /// profiles' values. `bare` is a minimal object, and `made` is the result of the cluster profiles for it.
     pub(super) fn confirm(&mut self, bare: &Json, made: &Json, expected: &Json) {
         for (path, value) in Self::of(bare, made).values {
             let Some(value) = value else { continue };

@@ -438,8 +438,8 @@ impl Maker<'_, '_> {
                 "existing.hasValue()",
                 "!existing.hasValue()",
             ];
-            // If a condition is false, an equal container of the author does not belong to the platform. So there is
-            // only one condition if authors may copy values.
+            // If the condition of a container is false, an equal container of the author is not protected. So only the
+            // first condition is used if authors may copy values.
             let count = if self.copies { 1 } else { conditions.len() };
             container["$when"] = json!(self.choices.pick(&conditions[..count]));
         }
