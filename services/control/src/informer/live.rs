@@ -131,8 +131,8 @@ impl LiveNamespaces {
         Self { cache, answer_limit }
     }
 
-    /// Returns the namespace, `Missing` if it does not exist, or `Failed` if the lookup failed. Takes no longer than
-    /// the answer limit.
+    /// Returns the namespace, `Missing` if it does not exist, or `Failed` if the lookup failed. Takes at most
+    /// `answer_limit`.
     pub async fn get(&self, name: &str) -> Answer<Arc<Namespace>> {
         self.look_up(name, Caller::own(Instant::now() + self.answer_limit)).await
     }

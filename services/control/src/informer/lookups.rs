@@ -174,7 +174,7 @@ impl Lookups {
         Self { cache: LookupCache::new(fetch, weight, settings.into(), metrics), answer_limit }
     }
 
-    /// Looks up everything that a review needs, within the answer limit. Each result has its own error.
+    /// Looks up everything that a review needs, in at most `answer_limit`. Each result has its own error.
     pub async fn get(&self, wanted: Wanted) -> LookedUp {
         self.look_up_all(wanted, None).await
     }

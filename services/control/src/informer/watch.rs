@@ -149,7 +149,8 @@ impl Publisher {
     pub(crate) fn publish(&mut self, watches: &mut Watches) {
         watches.fetches.queue(self.index.take_unfetched());
         let first = !self.status.borrow().synced;
-        // After a panic, the last snapshot and status are kept: a replica that has just started must not become ready.
+        // After a panic, keep the last snapshot and status. A replica that has not published a snapshot yet must not
+        // become ready.
         let publication = guarded(&"the snapshot", || self.index.publish());
         let Ok(publication) = publication else { return };
         if let Some(snapshot) = publication {

@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) line: usize,
     /// The verdict, or why the case cannot be run.
     pub(super) verdict: Result<Box<Verdict>, Unusable>,
-    /// The update that makes the case pass. `None` if the expected result cannot be a whole object, or already matches.
+    /// The update that makes the case pass. `None` if there is none, or if it is not needed.
     pub(super) update: Option<Update>,
 }
 
@@ -165,8 +165,8 @@ impl Suite {
     }
 }
 
-/// Returns the update that makes a case pass. `None` if the expected result cannot be a whole object, or already
-/// matches.
+/// Returns the update that makes a case pass. `None` if the case has no `result` but other expectations, if the object
+/// is denied, or if the result already matches.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {
