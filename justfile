@@ -142,7 +142,7 @@ restart count="20":
 soak seconds="600":
     PILLION_SOAK_SECONDS={{ seconds }} services/testkit/tools/result.sh --workspace --test integration --no-capture soak::
 
-# Runs the end-to-end tests on every Kubernetes version, and long versions of other tests, or only these PARTS of it; the last line is one JSON object
+# Runs the end-to-end tests on every Kubernetes version, and longer runs of other tests; PARTS runs only the parts with these names; the last line is one JSON object
 nightly *parts: tools
     services/testkit/tools/nightly.sh {{ parts }}
 

@@ -186,7 +186,7 @@ impl Cluster {
         self.home.join("kubeconfig")
     }
 
-    /// Returns the folder of the cluster's data. The project's own engine also writes `log/` there.
+    /// Returns the folder of the cluster's data. The project's own engine also writes logs there, to `log/`.
     #[must_use]
     pub fn home(&self) -> &Path {
         &self.home
