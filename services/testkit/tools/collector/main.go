@@ -33,7 +33,7 @@ func main() {
 		Factories: factories,
 		ConfigProviderSettings: otelcol.ConfigProviderSettings{
 			ResolverSettings: confmap.ResolverSettings{
-				// Without it, variables of the environment are meant, and their provider is not here.
+				// By default, the collector needs the provider of environment variables, which is not included here.
 				DefaultScheme:     "file",
 				ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory()},
 			},
