@@ -46,7 +46,7 @@ type Edges<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<&'a str>>;
 impl Crate {
     fn read(root: &Path, read: Read) -> Result<Self> {
         let mut modules = Self::default();
-        modules.add_file(&[], root, root.parent().context("a root file has a folder")?, read)?;
+        modules.add_file(&[], root, root.parent().context("the root file has no folder")?, read)?;
         Ok(modules)
     }
 
@@ -277,7 +277,7 @@ fn from_root(at: &[String], path: &[String]) -> Names {
 
 #[test]
 fn modules_use_only_modules_above_them() -> Result<()> {
-    let services = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a crate has a folder")?;
+    let services = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate has no folder")?;
     let mut findings = String::new();
     for service in fs::read_dir(services)? {
         let service = service?;

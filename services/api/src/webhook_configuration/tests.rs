@@ -78,7 +78,7 @@ fn validation_rules_match_targets_only() {
     {
         assert_eq!(entry.client_config.service.unwrap().path.as_deref(), Some(failure_mode.validate_path()));
         assert_eq!(entry.failure_policy.as_deref(), Some(failure_policy(&settings, failure_mode)));
-        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "the profile decides about opt-out");
+        assert_eq!(entry.object_selector, Some(LabelSelector::default()), "the profile controls opting out");
     }
 }
 

@@ -149,7 +149,7 @@ fn interrupted_upgrade_is_continued() {
         new["resources"]["requests"]["cpu"] = json!("200m");
         new["resources"]["limits"]["memory"] = json!("64Mi");
     };
-    let PodPlan::InPlace(whole) = planned(&running(|_| {}), wanted) else { panic!("it should be possible") };
+    let PodPlan::InPlace(whole) = planned(&running(|_| {}), wanted) else { panic!("no upgrade in place") };
     // One of the new resources is already written, in another notation.
     let partial = running(|sidecar| sidecar["resources"]["requests"]["cpu"] = json!("0.2"));
     assert_eq!(planned(&partial, wanted), PodPlan::InPlace(whole.clone()));
@@ -160,7 +160,7 @@ fn interrupted_upgrade_is_continued() {
     });
     assert_eq!(planned(&resized, wanted), PodPlan::InPlace(whole.clone()));
     // The new image is already written too, so it need not be written again.
-    let PodPlan::InPlace(rest) = planned(&running(wanted), wanted) else { panic!("it should be possible") };
+    let PodPlan::InPlace(rest) = planned(&running(wanted), wanted) else { panic!("no upgrade in place") };
     assert_eq!((&rest[0].image, &rest[0].resources), (&None, &whole[0].resources));
     assert_eq!(planned(&running(wanted), |new| new["image"] = json!("shipper:2")), PodPlan::Same);
 }
