@@ -48,7 +48,7 @@ pub enum PodUpgrade {
 pub struct Upgrade {
     /// The changes of its containers. Empty if the revisions add the same to the pod.
     pub changes: Vec<ContainerChange>,
-    /// The revisions before the upgrade of the profiles that change, by display name.
+    /// The revisions of the changed profiles before the upgrade, by display name.
     pub previous: BTreeMap<String, String>,
     /// The annotation of the pod after the upgrade.
     pub upgraded: Upgraded,

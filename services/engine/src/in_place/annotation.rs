@@ -54,7 +54,7 @@ pub struct FailedUpgrade {
 pub struct RunningUpgrade {
     /// When the pod was changed, in seconds since 1970.
     pub since: i64,
-    /// The revisions before the upgrade of the profiles that it changes, by display name.
+    /// The revisions of the changed profiles before the upgrade, by display name.
     pub previous: BTreeMap<String, String>,
     /// The revision that the profile gets. Empty if several profiles change.
     #[serde(skip_serializing_if = "String::is_empty")]
