@@ -150,7 +150,7 @@ impl fmt::Display for Obstacle {
                 write!(formatter, "the {field} of init container {container} changes, which has already run")
             }
             Self::Edited { container, field } => {
-                write!(formatter, "somebody has changed the {field} of container {container}")
+                write!(formatter, "another client has changed the {field} of container {container}")
             }
             Self::AddedOrRemoved { container, field } => {
                 write!(formatter, "{field} of container {container} is added or removed")

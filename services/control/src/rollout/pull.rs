@@ -63,10 +63,10 @@ pub enum ImageState {
     Failed(String),
 }
 
-/// The images that are or were pulled for one site, by node and image.
+/// The images that are or were pulled, by the name of the pod that pulls them.
 #[derive(Debug, Default)]
 pub struct Puller {
-    known: HashMap<(String, String), Pull>,
+    known: HashMap<String, Pull>,
 }
 
 /// A pull of an image to a node.
@@ -126,9 +126,9 @@ impl Puller {
             ImageState::Waiting => now.duration_since(pull.asked) < RETRY_AFTER,
         });
         let pods = Api::<Pod>::namespaced(client.clone(), &site.namespace);
-        let key = (node.to_owned(), image.to_owned());
+        let name = name(node, image, policy, site);
         let pull = |state| Pull { since: now, asked: now, state };
-        let since = match self.known.get_mut(&key) {
+        let since = match self.known.get_mut(&name) {
             Some(known) if known.state != ImageState::Waiting => return Ok(known.state.clone()),
             Some(known) => {
                 known.asked = now;
@@ -140,7 +140,7 @@ impl Puller {
                     return Ok(ImageState::Waiting);
                 }
                 if policy != "Always" && is_listed(client, node, image).await {
-                    self.known.insert(key, pull(ImageState::Present));
+                    self.known.insert(name, pull(ImageState::Present));
                     return Ok(ImageState::Present);
                 }
                 match create(&pods, node, image, policy, site).await {
@@ -149,19 +149,18 @@ impl Puller {
                     Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
                         let state =
                             ImageState::Failed(format!("the pod that pulls it is rejected: {}", status.message));
-                        self.known.insert(key, pull(state.clone()));
+                        self.known.insert(name, pull(state.clone()));
                         return Ok(state);
                     }
                     Err(error) => return Err(error),
                 }
-                self.known.insert(key.clone(), pull(ImageState::Waiting));
+                self.known.insert(name.clone(), pull(ImageState::Waiting));
                 now
             }
         };
-        let name = name(node, image, site);
         let Some(pod) = pods.get_opt(&name).await? else {
             // The pod was deleted, for example because its node was drained.
-            self.known.remove(&key);
+            self.known.remove(&name);
             return Ok(ImageState::Waiting);
         };
         let mut state = progress(&serde_json::to_value(pod.status).unwrap_or_default());
@@ -173,7 +172,7 @@ impl Puller {
             delete(&pods, &name).await?;
         }
         if state != ImageState::Waiting {
-            self.known.insert(key, pull(state.clone()));
+            self.known.insert(name, pull(state.clone()));
         }
         Ok(state)
     }
@@ -230,9 +229,10 @@ async fn create(pods: &Api<Pod>, node: &str, image: &str, policy: &str, site: &P
     }
 }
 
-/// Returns the name of the pod that pulls an image to a node. With other credentials, another pod pulls it.
-fn name(node: &str, image: &str, site: &PullSite) -> String {
-    let digest = Sha256::digest(format!("{node} {image} {}", site.secrets));
+/// Returns the name of the pod that pulls an image to a node. With another pull policy or other credentials, another pod
+/// pulls it.
+fn name(node: &str, image: &str, policy: &str, site: &PullSite) -> String {
+    let digest = Sha256::digest(format!("{node} {image} {policy} {}", site.secrets));
     let number = digest.iter().take(10).fold(0_u128, |number, byte| (number << 8) | u128::from(*byte));
     format!("pillion-pull-{number:020x}")
 }
@@ -242,7 +242,7 @@ fn puller(node: &str, image: &str, policy: &str, site: &PullSite) -> Value {
     let policy = if policy == "Always" { "Always" } else { "IfNotPresent" };
     json!({
         "metadata": {
-            "name": name(node, image, site),
+            "name": name(node, image, policy, site),
             "labels": {"app.kubernetes.io/managed-by": "pillion", COMPONENT_LABEL: COMPONENT, INJECT_LABEL: "false"},
         },
         "spec": {
@@ -308,14 +308,15 @@ mod tests {
     }
 
     #[test]
-    fn name_depends_on_node_image_and_credentials() {
+    fn name_depends_on_node_image_policy_and_credentials() {
         let site = |secrets| PullSite { namespace: "pillion-system".to_owned(), secrets };
         let (plain, with_secret) = (site(json!([])), site(json!([{"name": "registry"}])));
-        let of = |node: &str, image: &str| name(node, image, &plain);
+        let of = |node: &str, image: &str| name(node, image, "Always", &plain);
         assert_eq!(of("one", "a:1"), of("one", "a:1"));
         assert_ne!(of("one", "a:1"), of("two", "a:1"));
         assert_ne!(of("one", "a:1"), of("one", "a:2"));
-        assert_ne!(of("one", "a:1"), name("one", "a:1", &with_secret));
+        assert_ne!(of("one", "a:1"), name("one", "a:1", "IfNotPresent", &plain));
+        assert_ne!(of("one", "a:1"), name("one", "a:1", "Always", &with_secret));
         assert!(of(&"n".repeat(253), &"i".repeat(500)).len() < 63);
     }
 }

@@ -88,10 +88,10 @@ fn other_fields_are_obstacles_with_their_paths() {
 fn edited_values_and_containers_of_author_are_not_changed() {
     let edited = running(|sidecar| sidecar["image"] = json!("mine:1"));
     let plan = planned(&edited, |new| new["image"] = json!("shipper:2"));
-    assert_eq!(obstacles(&plan), ["somebody has changed the image of container shipper"]);
+    assert_eq!(obstacles(&plan), ["another client has changed the image of container shipper"]);
     let resized = running(|sidecar| sidecar["resources"]["requests"]["cpu"] = json!("1"));
     let plan = planned(&resized, |new| new["resources"]["requests"]["cpu"] = json!("200m"));
-    assert_eq!(obstacles(&plan), ["somebody has changed the resources of container shipper"]);
+    assert_eq!(obstacles(&plan), ["another client has changed the resources of container shipper"]);
     // A user's edit of a value is kept if the upgrade does not change this value.
     let plan = planned(&resized, |new| new["image"] = json!("shipper:2"));
     assert!(matches!(plan, PodPlan::InPlace(_)), "{plan:?}");
