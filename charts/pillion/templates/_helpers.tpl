@@ -60,9 +60,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $guardrails -}}
 {{- end }}
 
+{{/*
+The facts about the cluster in the policy files: the values, and the minor version of Kubernetes. Where Helm cannot query the cluster
+(`helm template`, Argo CD), its version is not known, and only the values decide.
+*/}}
+{{- define "pillion.cluster" -}}
+{{- $facts := dict -}}
+{{- if lookup "v1" "Service" "default" "kubernetes" }}{{ $_ := set $facts "kubernetesMinor" (regexFind "^[0-9]+" .Capabilities.KubeVersion.Minor | int) }}{{ end -}}
+{{- with dig "cluster" dict (default dict .Values.webhook.policy) }}{{ $facts = mergeOverwrite $facts (deepCopy .) }}{{ end -}}
+{{- toYaml $facts -}}
+{{- end }}
+
 {{/* The policy file of the replicas. Values that webhook and controller share, such as optIn, are set in both files. */}}
 {{- define "pillion.webhookPolicy" -}}
 {{- $policy := dict "apiVersion" "config.pillion.dev/v1alpha1" "kind" "WebhookPolicy" -}}
+{{- with include "pillion.cluster" . | fromYaml }}{{ $_ := set $policy "cluster" . }}{{ end -}}
 {{- $policy = mergeOverwrite $policy (deepCopy (default dict .Values.webhook.policy)) -}}
 {{- if .Values.optIn }}{{ $policy = mergeOverwrite $policy (dict "namespaces" (dict "optIn" .Values.optIn)) }}{{ end -}}
 {{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}
@@ -93,7 +105,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- if .Values.rollout.inPlace -}}
 {{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "pullSecrets" "requestsPerSecond") -}}
 {{- /* The controller simulates the creation of pods with the guardrails and the facts of the replicas. */}}
-{{- with dig "cluster" dict (default dict .Values.webhook.policy) }}{{ $_ := set $policy "cluster" . }}{{ end -}}
+{{- with include "pillion.cluster" . | fromYaml }}{{ $_ := set $policy "cluster" . }}{{ end -}}
 {{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}
 {{- end -}}
 {{- toYaml $policy -}}

@@ -12,22 +12,24 @@ record=
 [ "${1:-}" != --record ] || { record=yes && shift; }
 "$here/build.sh" >/dev/null || exit
 left_out='none()'
+printed=()
 reasons=()
 while IFS=';' read -r versions filter reason; do
   [[ " $versions " == *" $kubernetes "* ]] || continue
   left_out="$left_out | $filter"
-  reasons+=("skipped on Kubernetes $kubernetes:$reason (${filter# })")
+  printed+=("skipped on Kubernetes $kubernetes:$reason (${filter# })")
+  reasons+=("${reason# }")
 done < <(grep -v '^#' "$here/versions.txt")
 said=$("$here/result.sh" --counts --workspace --test e2e --test-threads $((3 * $(nproc))) -E "all() - ($left_out)" "$@")
 status=$?
-for reason in "${reasons[@]}"; do echo "$reason"; done
+printf '%s\n' "${printed[@]}"
 version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/$kubernetes/go.mod" | head -1)
 echo "$said" | sed '$d'
 result=$(echo "$said" | tail -1)
 if [ -n "$record" ]; then
   page=$here/../../../docs/releases.md
   counts=$(echo "$result" | sed 's/[{}"]//g; s/\([a-z]*\):\([0-9]*\)/\2 \1/g; s/,/, /g')
-  why=$(IFS=';'; echo "${reasons[*]#*:}" | sed 's/^ //; s/ | / or /g')
+  why=$(IFS=';'; echo "${reasons[*]}" | sed 's/;/; /g')
   row="| $version | $counts | $why |"
   # Replaces the row of this minor version, or adds one below the table's heading.
   sed -i "/^| ${kubernetes//./\\.}\.[0-9]/d" "$page"

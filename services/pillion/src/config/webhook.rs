@@ -38,7 +38,8 @@ pub(crate) struct WebhookPolicy {
     pub(crate) kind: Kind,
     #[schemars(extend("reloaded" = true))]
     pub(crate) guardrails: Guardrails,
-    /// The value of `cluster` in expressions, such as `{region: eu-west-1}`.
+    /// The value of `cluster` in expressions, such as `{region: eu-west-1}`. The chart adds `kubernetesMinor`, the minor
+    /// version of Kubernetes, if Helm can query the cluster.
     #[schemars(extend("reloaded" = true, "expected" = "any keys and values"))]
     pub(crate) cluster: Map<String, Value>,
     pub(crate) namespaces: Namespaces,

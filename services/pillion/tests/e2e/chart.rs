@@ -192,6 +192,10 @@ fn release_installs_injects_upgrades_and_uninstalls() {
 
         let installed = helm_ok(&control_plane, &["install", "pillion"], Some(&values(&json!(["nginx"])))).await?;
         ensure!(installed.contains("kubectl label namespace"), "{installed}");
+        let policy = ["get", "configmap", "pillion-webhook", "--output", "jsonpath={.data}"];
+        let policy = control_plane.kubectl_ok(&[&["--namespace", NAMESPACE][..], &policy].concat()).await?;
+        let minor = client.apiserver_version().await?.minor;
+        ensure!(policy.contains(&format!("kubernetesMinor: {minor}\\n")), "{policy}");
         // Change the stored CRD, as if an older release had installed it.
         let before = heading(&definitions).await?;
         let older: json_patch::Patch =
