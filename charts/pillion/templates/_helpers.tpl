@@ -103,7 +103,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- if .Values.excludedNamespaces }}{{ $_ := set $webhooks "excludedNamespaces" .Values.excludedNamespaces }}{{ end -}}
 {{- if $webhooks }}{{ $policy = mergeOverwrite $policy (dict "webhooks" $webhooks) }}{{ end -}}
 {{- if .Values.rollout.inPlace -}}
-{{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "pullSecrets" "requestsPerSecond") -}}
+{{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "restart" "pullSecrets" "requestsPerSecond") -}}
 {{- /* The controller simulates the creation of pods with the guardrails and the facts of the replicas. */}}
 {{- with include "pillion.cluster" . | fromYaml }}{{ $_ := set $policy "cluster" . }}{{ end -}}
 {{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}

@@ -69,7 +69,7 @@ pub struct ProfileStatus {
     /// The number of namespaces in which the profile may apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces_matched: Option<i64>,
-    /// The rollout to running pods, with the strategy `InPlace`.
+    /// The rollout to running pods, with the strategy `InPlace` or `Restart`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<UpgradeStatus>,
 }
@@ -144,6 +144,8 @@ pub enum UpgradePhase {
     Baking,
     /// No further pod is upgraded until the rollout is resumed.
     Paused,
+    /// A step with a pause is complete, and the next one begins when a user resumes the rollout.
+    AwaitingResume,
     /// The rollout has failed. No further pod is upgraded.
     Halted,
     /// The rollout has failed, and pods return to the previous revision.
@@ -174,6 +176,7 @@ impl UpgradePhase {
             Self::Upgrading => "Upgrading",
             Self::Baking => "Baking",
             Self::Paused => "Paused",
+            Self::AwaitingResume => "AwaitingResume",
             Self::Halted => "Halted",
             Self::SteppingBack => "SteppingBack",
             Self::SteppedBack => "SteppedBack",

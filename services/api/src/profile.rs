@@ -415,24 +415,40 @@ pub struct Rollout {
     /// How running pods get the newest revision. Default: `OnCreate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RolloutStrategy>,
-    /// The maximum number of pods that are upgraded at the same time. Only with the strategy `InPlace`. Default: 1.
+    /// The maximum number of pods that are upgraded or restarted at the same time. Not with the strategy `OnCreate`.
+    /// Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_unavailable: Option<u32>,
-    /// The shares of the running pods that are upgraded, in ascending order. After each step, the controller compares
-    /// the upgraded pods with the others. Only with the strategy `InPlace`. Default: all pods in one step.
+    /// The shares that are upgraded, in ascending order: of the running pods with the strategy `InPlace`, and of the
+    /// workloads with the strategy `Restart`. After each step, the controller compares the upgraded pods with the others.
+    /// Not with the strategy `OnCreate`. Default: all in one step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub steps: Vec<RolloutStep>,
-    /// How long the upgrade of one pod may take until its containers are ready, in seconds. Only with the strategy
-    /// `InPlace`. Default: 300.
+    /// How long the upgrade of one pod may take until its containers are ready, in seconds. Not with the strategy
+    /// `OnCreate`. Default: 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub pod_timeout_seconds: Option<u32>,
-    /// Whether a failed rollout returns all pods to the previous revision. Only with the strategy `InPlace`. Default:
+    /// Whether a failed rollout returns all pods to the previous revision. Not with the strategy `OnCreate`. Default:
     /// true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_rollback: Option<bool>,
+    /// When pods may be upgraded or restarted. Observations and returns to the previous revision do not wait for a window.
+    /// Not with the strategy `OnCreate`. Default: at any time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub windows: Vec<RolloutWindow>,
+}
+
+impl Rollout {
+    /// Returns the share of a step, from 0, in percent. The last step is always 100 percent.
+    #[must_use]
+    pub fn step_percent(&self, step: u32) -> u8 {
+        let step = usize::try_from(step).ok().and_then(|step| self.steps.get(step));
+        step.map_or(100, |step| step.percent)
+    }
 }
 
 /// How running pods get the newest revision of a profile.
@@ -444,6 +460,84 @@ pub enum RolloutStrategy {
     /// The controller changes images, CPU and memory of injected containers in running pods. New pods keep the promoted
     /// revision until all running pods are upgraded.
     InPlace,
+    /// Like `InPlace`. The controller also evicts the pods that cannot be changed in place, so that their workloads
+    /// replace them. New pods of a workload get the newest revision once the workload is in the share of the step.
+    Restart,
+}
+
+impl RolloutStrategy {
+    /// Whether the controller brings the newest revision to running pods.
+    #[must_use]
+    pub const fn has_running_pods(self) -> bool {
+        matches!(self, Self::InPlace | Self::Restart)
+    }
+}
+
+/// A part of the week in which pods may be upgraded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RolloutWindow {
+    /// The days on which the window begins. Default: every day.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 7))]
+    pub days: Vec<Weekday>,
+    /// When the window begins, in UTC: `HH:MM`.
+    #[schemars(length(max = 5), regex(pattern = "^([01][0-9]|2[0-3]):[0-5][0-9]$"))]
+    pub start: String,
+    /// How long the window is, in hours.
+    #[schemars(range(min = 1, max = 24))]
+    pub hours: u8,
+}
+
+/// A day of the week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Weekday {
+    Monday,
+    Tuesday,
+    Wednesday,
+    Thursday,
+    Friday,
+    Saturday,
+    Sunday,
+}
+
+impl RolloutWindow {
+    /// Returns when the window begins, in seconds since midnight. `None` if `start` is invalid.
+    #[must_use]
+    pub fn start_seconds(&self) -> Option<i64> {
+        let (hours, minutes) = self.start.split_once(':')?;
+        let number = |text: &str, end: i64| {
+            let is_number = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse::<i64>().ok().filter(|number| is_number && *number < end)
+        };
+        Some(number(hours, 24)? * 3600 + number(minutes, 60)? * 60)
+    }
+
+    /// Whether the window is open at a time in seconds since 1970.
+    #[must_use]
+    pub fn is_open(&self, now: i64) -> bool {
+        const DAY: i64 = 86_400;
+        const DAYS: [Weekday; 7] = [
+            // 1970 began on a Thursday.
+            Weekday::Thursday,
+            Weekday::Friday,
+            Weekday::Saturday,
+            Weekday::Sunday,
+            Weekday::Monday,
+            Weekday::Tuesday,
+            Weekday::Wednesday,
+        ];
+        let Some(start) = self.start_seconds() else { return false };
+        let today = now.div_euclid(DAY);
+        // A window may have begun on the day before.
+        [today - 1, today].into_iter().any(|day| {
+            let weekday = usize::try_from(day.rem_euclid(7)).ok().and_then(|index| DAYS.get(index));
+            let is_day = self.days.is_empty() || weekday.is_some_and(|weekday| self.days.contains(weekday));
+            let begin = day * DAY + start;
+            is_day && (begin..begin + i64::from(self.hours) * 3600).contains(&now)
+        })
+    }
 }
 
 /// A step of a rollout to running pods.
@@ -457,10 +551,47 @@ pub struct RolloutStep {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 604_800))]
     pub bake_seconds: Option<u32>,
+    /// Whether the rollout waits after the observation until a user resumes it: `pillion rollout resume`. Default:
+    /// false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause: Option<bool>,
 }
 
 /// Returns the schema of a partial Kubernetes object, which allows any object. The engine checks its fields. With
 /// Kubernetes' schema of a pod, the CRD would be hundreds of kilobytes large.
 fn partial_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-11-26, in seconds since 1970.
+    const THURSDAY: i64 = 1795651200;
+
+    #[test]
+    fn window_is_open_on_its_days_and_past_midnight() {
+        let window = |days: &[Weekday], start: &str, hours| RolloutWindow {
+            days: days.to_vec(),
+            start: start.to_owned(),
+            hours,
+        };
+        let night = window(&[Weekday::Thursday], "22:30", 4);
+        for (days, hours, minutes, is_open) in [
+            (0, 22, 29, false),
+            (0, 22, 30, true),
+            (1, 2, 29, true),
+            (1, 2, 30, false),
+            (1, 22, 30, false),
+            (0, 1, 0, false),
+        ] {
+            let time = THURSDAY + days * 86_400 + hours * 3600 + minutes * 60;
+            assert_eq!(night.is_open(time), is_open, "day {days}, {hours}:{minutes}");
+        }
+        assert!(window(&[], "00:00", 24).is_open(THURSDAY + 3 * 86_400 - 1));
+        for start in ["24:00", "9:00", "09:60", "0900", "+9:00", ""] {
+            assert_eq!(window(&[], start, 1).start_seconds(), None, "{start}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ while IFS=';' read -r versions filter reason; do
 done < <(grep -v '^#' "$here/versions.txt")
 said=$("$here/result.sh" --counts --workspace --test e2e --test-threads $((3 * $(nproc))) -E "all() - ($left_out)" "$@")
 status=$?
-printf '%s\n' "${printed[@]}"
+[ ${#printed[@]} -eq 0 ] || printf '%s\n' "${printed[@]}"
 version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/$kubernetes/go.mod" | head -1)
 echo "$said" | sed '$d'
 result=$(echo "$said" | tail -1)

@@ -58,6 +58,10 @@ pub struct ProfilePod {
     pub uid: u128,
     /// The revision of the profile, after the last upgrade in place.
     pub revision: Box<str>,
+    /// When the pod was created, in seconds since 1970.
+    pub created: i64,
+    /// A JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner.
+    pub metadata: Arc<Box<str>>,
 }
 
 /// The audit's state for the pods of all opted-in namespaces.
@@ -476,7 +480,9 @@ impl Auditor {
         let pods = namespaces.flat_map(|(namespace, state)| {
             state.pods.iter().filter_map(|(name, pod)| {
                 let revision = pod.has.revision(profile)?.into();
-                Some(ProfilePod { namespace: namespace.clone(), name: name.clone(), uid: pod.uid, revision })
+                let (created, metadata) = (pod.created, Arc::clone(&pod.metadata));
+                let (namespace, name) = (namespace.clone(), name.clone());
+                Some(ProfilePod { namespace, name, uid: pod.uid, revision, created, metadata })
             })
         });
         self.is_listed.then(|| pods.collect())

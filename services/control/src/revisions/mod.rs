@@ -39,7 +39,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 pub use execute::run;
-pub use followed::Followed;
+pub use followed::{Followed, Strategies};
 
 use tokio::sync::watch;
 
@@ -66,13 +66,15 @@ pub struct Settings {
     /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
     /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known.
-    /// `None` if that task does not run; then the strategy `InPlace` has no effect.
+    /// `None` if that task does not run.
     pub followed: Option<watch::Sender<Option<Vec<Followed>>>>,
+    /// The strategies with which that task changes running pods. Others have no effect.
+    pub strategies: Strategies,
 }
 
 impl Settings {
     const fn planning(&self) -> PlanSettings {
-        PlanSettings { keep: self.keep, upgrades_in_place: self.followed.is_some() }
+        PlanSettings { keep: self.keep, strategies: self.strategies }
     }
 }
 
@@ -87,6 +89,7 @@ impl Default for Settings {
             retry: Duration::from_secs(2),
             memory: share::Limits::default(),
             followed: None,
+            strategies: Strategies::default(),
         }
     }
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::dry_runs::{DryRunRequest, DryRuns};
-use super::followed::Followed;
+use super::followed::{Followed, Strategies};
 use super::plan::{Accepted, Observed};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -376,10 +376,10 @@ impl RevisionStore {
     }
 
     /// Returns the profiles whose running pods are upgraded.
-    pub(super) fn followed(&self) -> Vec<Followed> {
+    pub(super) fn followed(&self, strategies: Strategies) -> Vec<Followed> {
         let stored = self.index().stored();
         let rollout = |name: &ProfileName| self.index().state(name).and_then(|state| state.good?.rollout());
-        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name))).collect()
+        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name), strategies)).collect()
     }
 
     /// Whether namespaces must be counted again.

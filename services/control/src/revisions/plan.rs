@@ -30,6 +30,7 @@ use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
+use super::followed::Strategies;
 use crate::informer::objects::RollbackRequest;
 
 /// The condition that shows whether the latest generation is accepted.
@@ -114,8 +115,8 @@ pub(super) struct Plan {
 pub(super) struct PlanSettings {
     /// The number of latest revisions that are kept.
     pub(super) keep: usize,
-    /// Whether the controller upgrades running pods. Otherwise the strategy `InPlace` has no effect.
-    pub(super) upgrades_in_place: bool,
+    /// The strategies with which the controller changes running pods. Others have no effect.
+    pub(super) strategies: Strategies,
 }
 
 /// The revisions to publish.
@@ -153,7 +154,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
-    let publication = publish(observed, accepted_revision, settings.upgrades_in_place);
+    let publication = publish(observed, accepted_revision, settings.strategies);
     let (kept, delete) = keep_latest(observed, &publication, accepted_revision, settings.keep);
     let mut wanted = ProfileStatus {
         conditions: Vec::new(),
@@ -177,7 +178,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
     let valid = valid(observed, accepted_revision);
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
-    wanted.conditions = conditions(observed, &publication, valid, settings.upgrades_in_place);
+    wanted.conditions = conditions(observed, &publication, valid, settings.strategies);
     let events = events(observed, &wanted, &publication);
     // The conditions and the field `upgrade`, which other clients write, are not compared or written.
     let mut known = (*status).clone();
@@ -195,7 +196,7 @@ impl Observed<'_> {
     }
 }
 
-fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_in_place: bool) -> Publication<'o> {
+fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, strategies: Strategies) -> Publication<'o> {
     let Observed { status, .. } = observed;
     if observed.bounds == Some(RevisionBounds::Parent) {
         let rollback = RollbackState::None;
@@ -216,7 +217,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
         }
         None => status.rollout.as_ref(),
     };
-    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, upgrades_in_place));
+    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, strategies));
     let promoted = match rollout {
         None => accepted,
         // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
@@ -232,8 +233,8 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, upgrades_i
 /// Returns the last promoted revision. If another revision is accepted directly after a rollout to running pods, the
 /// revision of that rollout is promoted, although the status does not say so yet.
 fn last_promoted(status: &ProfileStatus) -> Option<&str> {
-    // The state of an earlier rollout in place does not apply to a rollout to a share of the workloads.
-    let is_in_place = status.rollout.as_ref().is_none_or(|rollout| rollout.percent == Some(0));
+    // The state of an earlier rollout to running pods does not apply to a rollout to a share of the workloads.
+    let is_in_place = status.rollout.as_ref().is_none_or(|rollout| matches!(rollout.percent, Some(0 | 100)));
     let complete = status.upgrade.as_ref().filter(|upgrade| {
         is_in_place && upgrade.phase == UpgradePhase::Complete && status.revision.as_deref() == Some(&upgrade.revision)
     });
@@ -248,16 +249,18 @@ fn unpromoted(
     rollout: &Rollout,
     status: &ProfileStatus,
     accepted: Option<&str>,
-    upgrades_in_place: bool,
+    strategies: Strategies,
 ) -> Option<Rollout> {
-    if rollout.strategy == Some(RolloutStrategy::InPlace) {
-        let is_complete = status
-            .upgrade
-            .as_ref()
-            .is_some_and(|upgrade| Some(&*upgrade.revision) == accepted && upgrade.phase == UpgradePhase::Complete);
+    let strategy = rollout.strategy.unwrap_or_default();
+    if strategy.has_running_pods() {
+        let upgrade = status.upgrade.as_ref().filter(|upgrade| Some(&*upgrade.revision) == accepted);
+        let is_complete = upgrade.is_some_and(|upgrade| upgrade.phase == UpgradePhase::Complete);
         // Before the first promotion, no pod has an older revision that could be upgraded.
-        let waits = upgrades_in_place && !is_complete && status.promoted_revision.is_some();
-        return waits.then(|| Rollout { percent: Some(0), ..Rollout::default() });
+        let waits = strategies.include(strategy) && !is_complete && status.promoted_revision.is_some();
+        // The pods that replace evicted ones must get the revision. After a failure, new pods get the promoted one.
+        let ongoing = upgrade.filter(|upgrade| strategy == RolloutStrategy::Restart && !upgrade.phase.has_failed());
+        let percent = ongoing.map_or(0, |upgrade| rollout.step_percent(upgrade.step));
+        return waits.then(|| Rollout { percent: Some(percent), ..Rollout::default() });
     }
     let Rollout { percent, namespace_selector, .. } = rollout;
     (percent.unwrap_or(100) < 100 || namespace_selector.is_some()).then(|| Rollout {
@@ -362,7 +365,7 @@ fn conditions(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
     valid: Option<(String, String, String)>,
-    upgrades_in_place: bool,
+    strategies: Strategies,
 ) -> Vec<Condition> {
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
@@ -372,8 +375,12 @@ fn conditions(
         },
     };
     let (state, reason, mut message) = ready(observed, publication);
-    if !upgrades_in_place && strategy(observed) == RolloutStrategy::InPlace {
-        message.push_str("; the strategy InPlace has no effect, because the chart's value rollout.inPlace is false");
+    let strategy = strategy(observed);
+    if strategy.has_running_pods() && !strategies.include(strategy) {
+        let value = if strategies.in_place { "rollout.restart" } else { "rollout.inPlace" };
+        message.push_str(&format!(
+            "; the strategy {strategy:?} has no effect, because the chart's value {value} is false"
+        ));
     }
     let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));
@@ -438,6 +445,14 @@ fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static st
         Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
         Some(other) => format!("revision {other}, which was deleted: promote or roll back"),
     };
+    if strategy(observed) == RolloutStrategy::Restart {
+        let share = rollout.percent.unwrap_or(100);
+        let message = format!(
+            "running pods are upgraded or restarted with revision {revision}, see status.upgrade; meanwhile, new pods of \
+             {share} % of the workloads get it, and all others get {others}"
+        );
+        return ("True", "Upgrading", message);
+    }
     if strategy(observed) == RolloutStrategy::InPlace {
         let message = format!(
             "running pods are upgraded to revision {revision}, see status.upgrade; until they have it, new pods get {others}"

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::evictions::Eviction;
+
 /// Pause before the next attempt to upgrade a pod that could not be changed in place. The obstacle may be gone by then.
 const OBSTACLE_LIFETIME: Duration = Duration::from_mins(30);
 /// Pause before the next attempt to change a pod that could not be changed now. Meanwhile, other pods are tried.
@@ -35,6 +37,14 @@ pub(super) struct Known {
     delayed: HashMap<u128, (Instant, String)>,
     /// When pods were last delayed, by UID.
     tried: HashMap<u128, Instant>,
+    /// The evictions whose pods are not replaced yet.
+    pub(super) evictions: Vec<Eviction>,
+    /// The pods that replaced evicted ones in this phase, and are ready, by UID.
+    pub(super) replaced_by: HashSet<u128>,
+    /// The number of evictions in this phase after which no new pod became ready in time.
+    pub(super) overdue: usize,
+    /// The share of the workloads that the status publishes, in percent, and since when.
+    published: Option<(u8, Instant)>,
 }
 
 impl Default for Known {
@@ -50,6 +60,10 @@ impl Default for Known {
             obstacles: HashMap::new(),
             delayed: HashMap::new(),
             tried: HashMap::new(),
+            evictions: Vec::new(),
+            replaced_by: HashSet::new(),
+            overdue: 0,
+            published: None,
         }
     }
 }
@@ -58,6 +72,18 @@ impl Known {
     /// Returns why an image cannot be pulled, if the failure has lasted longer than `limit`.
     pub(super) fn pull_failure(&self, limit: Duration) -> Option<String> {
         self.unpullable.as_ref().filter(|(since, _)| since.elapsed() > limit).map(|(_, why)| why.clone())
+    }
+
+    /// Returns why the evictions of this phase have failed: at least as many new pods did not become ready as did.
+    pub(super) fn eviction_failure(&self) -> Option<String> {
+        let (overdue, ready) = (self.overdue, self.replaced_by.len());
+        let has_failed = overdue > 0 && overdue >= ready;
+        has_failed.then(|| {
+            format!(
+                "{overdue} evicted pods were not replaced by ready ones in time, and {ready} were: look for pods that \
+                     are not ready"
+            )
+        })
     }
 
     /// Records that a node has pulled the images.
@@ -101,6 +127,14 @@ impl Known {
         self.tried.insert(uid, Instant::now());
     }
 
+    /// Returns how long the status has published a share of the workloads. `None` is the share of all workloads.
+    pub(super) fn published_for(&mut self, percent: Option<u8>) -> Duration {
+        let percent = percent.unwrap_or(100);
+        let (_, since) = self.published.filter(|(known, _)| *known == percent).unwrap_or((percent, Instant::now()));
+        self.published = Some((percent, since));
+        since.elapsed()
+    }
+
     pub(super) fn is_delayed(&self, uid: u128) -> bool {
         self.delayed.contains_key(&uid)
     }
@@ -120,6 +154,8 @@ impl Known {
         self.unpullable = None;
         self.waits.clear();
         self.delayed.clear();
+        self.replaced_by.clear();
+        self.overdue = 0;
         if !is_same_rollout {
             self.pulled.clear();
             self.unpulled.clear();

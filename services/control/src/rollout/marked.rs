@@ -205,7 +205,7 @@ impl Context<'_> {
                 (changes, Upgraded { failed, ..upgraded }.with_running(running))
             }
             Ok(PodUpgrade::Current) => (Vec::new(), given_up.clone()),
-            Ok(PodUpgrade::Impossible(reasons)) => {
+            Ok(PodUpgrade::Recreate(reasons) | PodUpgrade::Impossible(reasons)) => {
                 warn!(pod = pod.name(), why = reasons.join("; "), "a pod cannot return to the previous revision");
                 (Vec::new(), given_up.clone())
             }
@@ -239,7 +239,7 @@ impl Context<'_> {
     /// Whether the profile's status says that the rollout has failed, or is about another revision.
     fn is_known(&self, (profile, failed): (&String, &FailedUpgrade)) -> bool {
         self.status(profile).map_or(self.is_settled, |status| {
-            let runs = [UpgradePhase::Upgrading, UpgradePhase::Baking, UpgradePhase::Paused].contains(&status.phase);
+            let runs = !status.phase.has_failed() && status.phase != UpgradePhase::Complete;
             status.revision != failed.revision || !runs
         })
     }
@@ -316,6 +316,7 @@ mod tests {
             rollout: Rollout { pod_timeout_seconds: Some(30), ..Rollout::default() },
             revision: "r2".to_owned(),
             promoted: Some("r1".to_owned()),
+            published_percent: Some(0),
             is_rollback: false,
             steering: None,
             upgrade: Some(UpgradeStatus::new("r2", Some("r1"), phase, Time(Timestamp::UNIX_EPOCH))),

@@ -16,6 +16,7 @@
 //! - `judge`: compares upgraded pods with others, a pure function.
 //! - `marked`: completes running upgrades, or takes them back.
 //! - `known`: the state of a profile's rollout that the leader keeps in memory.
+//! - `evictions`: evicts pods that cannot be upgraded in place, with the strategy `Restart`.
 //! - `task`: the loop.
 //!
 //! The task keeps no state of an earlier term. The request that writes the new image of a pod also writes its
@@ -26,6 +27,7 @@
 
 pub mod budgets;
 pub mod change;
+mod evictions;
 mod judge;
 mod known;
 mod marked;

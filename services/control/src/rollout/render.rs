@@ -39,7 +39,9 @@ pub enum PodUpgrade {
     Current,
     /// The pod can be upgraded in place.
     Possible(Box<Upgrade>),
-    /// The pod has to be recreated, for these reasons.
+    /// The pod has to be recreated, for these reasons. A new pod would get the wanted revisions.
+    Recreate(Vec<String>),
+    /// The pod cannot get the wanted revisions, for these reasons.
     Impossible(Vec<String>),
 }
 
@@ -157,13 +159,14 @@ impl Planner {
         }
         let before = match self.with_revisions(active, &has).await? {
             Ok(before) => self.create(&original, (name, &namespace), &before).await?,
-            Err(why) => return impossible(&why),
+            // The changes in place are unknown, but a new pod would get the revisions.
+            Err(why) => return Ok(PodUpgrade::Recreate(vec![why])),
         };
         let changes = match plan(&running, &before, &after, &added) {
             PodPlan::Same => Vec::new(),
             PodPlan::InPlace(changes) => changes,
             PodPlan::Recreate(obstacles) => {
-                return Ok(PodUpgrade::Impossible(obstacles.iter().map(ToString::to_string).collect()));
+                return Ok(PodUpgrade::Recreate(obstacles.iter().map(ToString::to_string).collect()));
             }
         };
         let previous = has.into_iter().filter(|(profile, revision)| wanted.get(profile) != Some(revision)).collect();

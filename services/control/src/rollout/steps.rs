@@ -6,6 +6,7 @@
 //! Upgrading, Baking --pod failed, or upgraded pods are worse--> SteppingBack --no pod has the revision--> SteppedBack
 //!                                                           or  Halted, without autoRollback or a previous revision
 //! Upgrading, Baking --pause--> Paused --no longer paused--> Upgrading
+//! Baking --step with a pause--> AwaitingResume --resume--> Upgrading (next step), or Complete
 //! Halted, SteppingBack, SteppedBack --resume--> Upgrading
 //! any --another revision is published--> Upgrading (first step)
 //! ```
@@ -13,7 +14,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
-use pillion_api::profile::{Rollout, RolloutStep};
+use pillion_api::profile::{Rollout, RolloutStep, RolloutStrategy, RolloutWindow};
 
 use super::judge::Verdict;
 
@@ -59,6 +60,9 @@ pub(super) struct PodStates {
     pub(super) away: usize,
     /// Pods that do not have the previous revision and cannot return to it.
     pub(super) stuck: usize,
+    /// Pods whose workload is in the share of the current step, and that can still get the revision. Only with the
+    /// strategy `Restart`.
+    pub(super) left_in_share: usize,
 }
 
 /// The inputs of a decision.
@@ -94,21 +98,36 @@ fn is_return(situation: &Situation<'_>) -> bool {
 fn steps(situation: &Situation<'_>) -> Vec<RolloutStep> {
     let mut steps = if is_return(situation) { Vec::new() } else { situation.rollout.steps.clone() };
     if steps.last().is_none_or(|last| last.percent < 100) {
-        steps.push(RolloutStep { percent: 100, bake_seconds: None });
+        steps.push(RolloutStep { percent: 100, bake_seconds: None, pause: None });
     }
     steps
 }
 
-/// Returns the number of pods that may have the revision in a phase and step. This includes pods whose upgrade is
-/// running, and pods that cannot be upgraded.
-pub(super) fn share(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
-    let percent = match status.phase {
+/// Returns the share of pods or workloads that get the revision in the current phase and step, in percent.
+pub(super) fn percent(situation: &Situation<'_>, status: &UpgradeStatus) -> u8 {
+    match status.phase {
         UpgradePhase::Upgrading => steps(situation).get(index(status.step)).map_or(100, |step| step.percent),
         // Pods may still lack the revision if they were created before all replicas saw the promotion.
         UpgradePhase::Complete => 100,
-        _ => return 0,
-    };
-    situation.pods.all.saturating_mul(usize::from(percent)).div_ceil(100)
+        _ => 0,
+    }
+}
+
+/// Returns how many pods still have to be changed in the current phase and step. Pods whose upgrade is running, and pods
+/// that cannot be upgraded, do not count.
+pub(super) fn left(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
+    let pods = situation.pods;
+    if situation.rollout.strategy == Some(RolloutStrategy::Restart) {
+        return pods.left_in_share;
+    }
+    let share = pods.all.saturating_mul(usize::from(percent(situation, status))).div_ceil(100);
+    share.saturating_sub(pods.upgraded + pods.running + pods.not_in_place)
+}
+
+/// Whether pods may be changed at this time, in seconds since 1970.
+pub(super) fn is_window_open(rollout: &Rollout, now: i64) -> bool {
+    let is_open = |window: &RolloutWindow| window.is_open(now);
+    rollout.windows.is_empty() || rollout.windows.iter().any(is_open)
 }
 
 /// Returns how many further pods may be changed now.
@@ -132,7 +151,8 @@ pub(super) fn next(situation: &Situation<'_>) -> UpgradeStatus {
         status.phase = next;
         status.since = time(situation.now);
         // The upgraded pods are not worse, so the next step begins.
-        status.step += u32::from(phase == UpgradePhase::Baking && next == UpgradePhase::Upgrading);
+        let is_passed = matches!(phase, UpgradePhase::Baking | UpgradePhase::AwaitingResume);
+        status.step += u32::from(is_passed && next == UpgradePhase::Upgrading);
     }
     // A failed rollout is resumed only when no pod has a failure or a running change. Until then, the request is kept.
     let request_waits = phase.has_failed() && next.has_failed();
@@ -192,23 +212,27 @@ fn start(situation: &Situation<'_>) -> UpgradeStatus {
 
 /// Returns the next phase, and why the rollout is paused or has failed.
 fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhase, Option<String>) {
-    use UpgradePhase::{Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
+    use UpgradePhase::{AwaitingResume, Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
     let Situation { pods, failure, verdict, .. } = situation;
     let failed = |why: &str| {
         let returns = situation.rollout.auto_rollback.unwrap_or(true) && status.previous_revision.is_some();
         (if returns { SteppingBack } else { Halted }, Some(why.to_owned()))
     };
     match (request(situation, status), status.phase) {
-        (Some(Steering::Undo(_)), Upgrading | Baking | Paused | Halted) => {
+        (Some(Steering::Undo(_)), Upgrading | Baking | Paused | AwaitingResume | Halted) => {
             let phase = if status.previous_revision.is_some() { SteppingBack } else { Halted };
             return (phase, Some("a user requested the previous revision".to_owned()));
         }
         (Some(Steering::Resume(_)), phase) if phase.has_failed() && failure.is_none() && pods.running == 0 => {
             return (Upgrading, None);
         }
+        (Some(Steering::Resume(_)), AwaitingResume) if failure.is_none() => {
+            return (if is_last_step(situation, status) { Complete } else { Upgrading }, None);
+        }
         _ => {}
     }
-    if let (Upgrading | Baking | Paused, Some(why), false) = (status.phase, failure, is_return(situation)) {
+    let is_ongoing = matches!(status.phase, Upgrading | Baking | Paused | AwaitingResume);
+    if let (true, Some(why), false) = (is_ongoing, failure, is_return(situation)) {
         return failed(why);
     }
     if let (Some(Steering::Pause), Upgrading | Baking | Paused) = (request(situation, status), status.phase) {
@@ -218,21 +242,33 @@ fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhas
         (Baking, Some(Verdict::Worse(why))) if !is_return(situation) => failed(why),
         (Paused, _) => (Upgrading, None),
         (Upgrading, _) => {
-            let reached = pods.upgraded + pods.not_in_place;
-            let is_reached = reached >= share(situation, status) && pods.running == 0;
+            let is_reached = left(situation, status) == 0 && pods.running == 0;
             (if is_reached { Baking } else { Upgrading }, None)
         }
         (Baking, Some(_)) => {
             let until = status.since.0.as_second().saturating_add(bake_seconds(situation, status.step));
             match () {
                 () if situation.now < until => (Baking, None),
-                () if index(status.step) + 1 < steps(situation).len() => (Upgrading, None),
-                () => (Complete, None),
+                () if has_pause(situation, status) => (
+                    AwaitingResume,
+                    Some("the step is complete; the next one begins when a user resumes it".to_owned()),
+                ),
+                () if is_last_step(situation, status) => (Complete, None),
+                () => (Upgrading, None),
             }
         }
         (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck => (SteppedBack, None),
         (phase, _) => (phase, None),
     }
+}
+
+fn is_last_step(situation: &Situation<'_>, status: &UpgradeStatus) -> bool {
+    index(status.step) + 1 >= steps(situation).len()
+}
+
+/// Whether the rollout waits for a user after the current step.
+fn has_pause(situation: &Situation<'_>, status: &UpgradeStatus) -> bool {
+    steps(situation).get(index(status.step)).and_then(|step| step.pause).unwrap_or(false)
 }
 
 fn index(step: u32) -> usize {

@@ -18,9 +18,12 @@ use kube::runtime::events::EventType;
 use kube::{Api, Client};
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
 use pillion_api::names::UPGRADING_LABEL;
+use pillion_api::profile::RolloutStrategy;
 use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use pillion_engine::lookup::LookedUp;
+use pillion_engine::select::is_in_share;
 use pillion_engine::snapshot::Snapshot;
+use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -29,6 +32,7 @@ use tracing::{info, warn};
 
 use super::budgets::{self, Disruption};
 use super::change::pods as api_of;
+use super::evictions::{self, Evicted, Eviction};
 use super::judge::{self, Group};
 use super::known::Known;
 use super::marked::{self, MarkedPod, Written, pod_timeout};
@@ -59,6 +63,9 @@ const ENDED_INTERVAL: Duration = Duration::from_mins(10);
 const SETTLED_AFTER: Duration = Duration::from_mins(1);
 /// Time between two deletions of pods that pulled images.
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
+/// How long the status must have published a share of the workloads before pods are evicted. All replicas use the share
+/// by then.
+const PUBLISHED_AFTER: Duration = Duration::from_secs(10);
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
 
@@ -238,21 +245,6 @@ impl Task {
         let busy: HashSet<u128> =
             marked.iter().filter(|pod| pod.upgraded.running.is_some()).map(|pod| pod.uid).collect();
         let (revision, previous) = (&*profile.revision, before.and_then(|before| before.previous_revision.as_deref()));
-        let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
-        let count =
-            |is: &dyn Fn(&ProfilePod) -> bool| pods.iter().filter(|pod| !running.contains(&pod.uid) && is(pod)).count();
-        let is_away = |pod: &ProfilePod| previous.is_some_and(|to| *pod.revision != *to);
-        let counts = PodStates {
-            all: pods.len(),
-            upgraded: count(&|pod| *pod.revision == *revision),
-            running: running.len(),
-            not_in_place: count(&|pod| *pod.revision != *revision && has_obstacle(pod, revision)),
-            away: count(&is_away),
-            stuck: count(&|pod| is_away(pod) && previous.is_some_and(|to| has_obstacle(pod, to))),
-        };
-        let failure = failure(name, revision, &marked).or_else(|| known.pull_failure(pod_timeout(profile)));
-        let waits: Vec<_> = known.waits.iter().take(MAX_REASONS).map(String::as_str).collect();
-        let waits = (!waits.is_empty()).then(|| waits.join("; "));
         let mut situation = Situation {
             rollout: &profile.rollout,
             before,
@@ -260,12 +252,44 @@ impl Task {
             promoted: profile.promoted.as_deref(),
             is_rollback: profile.is_rollback,
             request: profile.steering.as_deref(),
-            pods: counts,
-            failure: failure.as_deref(),
+            pods: PodStates::default(),
+            failure: None,
             verdict: None,
-            waits: waits.as_deref(),
+            waits: None,
             now: Timestamp::now().as_second(),
         };
+        let restarts = profile.rollout.strategy == Some(RolloutStrategy::Restart);
+        let percent = before.map_or(0, |before| steps::percent(&situation, before));
+        let in_share = if restarts { in_share(percent, name, &pods) } else { HashSet::new() };
+        self.follow_evictions(profile, name, &pods).await?;
+        let known = self.known.entry(name.to_owned()).or_default();
+        let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
+        let count =
+            |is: &dyn Fn(&ProfilePod) -> bool| pods.iter().filter(|pod| !running.contains(&pod.uid) && is(pod)).count();
+        let is_away = |pod: &ProfilePod| previous.is_some_and(|to| *pod.revision != *to);
+        let counts = PodStates {
+            all: pods.len(),
+            upgraded: count(&|pod| *pod.revision == *revision),
+            running: running.len() + known.evictions.len(),
+            not_in_place: count(&|pod| *pod.revision != *revision && has_obstacle(pod, revision)),
+            away: count(&is_away),
+            stuck: count(&|pod| is_away(pod) && previous.is_some_and(|to| has_obstacle(pod, to))),
+            left_in_share: count(&|pod| {
+                *pod.revision != *revision && in_share.contains(&pod.uid) && !has_obstacle(pod, revision)
+            }),
+        };
+        let failure = failure(name, revision, &marked)
+            .or_else(|| known.pull_failure(pod_timeout(profile)))
+            .or_else(|| known.eviction_failure());
+        let is_closed = !steps::is_window_open(&profile.rollout, situation.now);
+        let closed = is_closed.then_some("no window of the rollout is open");
+        let waits: Vec<_> =
+            closed.into_iter().chain(known.waits.iter().map(String::as_str)).take(MAX_REASONS).collect();
+        let waits = (!waits.is_empty()).then(|| waits.join("; "));
+        let published_for = known.published_for(profile.published_percent);
+        situation.pods = counts;
+        situation.failure = failure.as_deref();
+        situation.waits = waits.as_deref();
         let verdict = match before {
             Some(before) if before.phase == UpgradePhase::Baking && self.must_judge(name, &situation, before) => {
                 let looks = steps::bake_seconds(&situation, before.step) / seconds(self.settings.judge_interval) + 1;
@@ -284,21 +308,65 @@ impl Task {
         }
         let limit = steps::capacity(&profile.rollout, counts);
         let work = match (status.phase, previous) {
-            (UpgradePhase::Upgrading | UpgradePhase::Complete, _) => {
-                let reached = counts.upgraded + counts.running + counts.not_in_place;
-                let limit = limit.min(steps::share(&situation, &status).saturating_sub(reached));
-                Some((revision, false, limit))
+            (UpgradePhase::Upgrading | UpgradePhase::Complete, _) if !is_closed => {
+                Some((revision, false, limit.min(steps::left(&situation, &status))))
             }
             (UpgradePhase::SteppingBack | UpgradePhase::SteppedBack, Some(previous)) => Some((previous, true, limit)),
             _ => None,
         };
         if let Some((to, is_step_back, limit)) = work {
             self.known.entry(name.to_owned()).or_default().forget(&listed);
-            let candidates = pods.iter().filter(|pod| *pod.revision != *to && !busy.contains(&pod.uid));
-            let change = Change { name, revision, to, is_step_back };
+            let is_candidate = |pod: &&ProfilePod| {
+                let is_selected = is_step_back || !restarts || in_share.contains(&pod.uid);
+                *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
+            };
+            let candidates = pods.iter().filter(is_candidate);
+            let waits = if self.began.elapsed() < pod_timeout(profile) {
+                Some("the evictions of the previous leader may not have ended")
+            } else if profile.published_percent.unwrap_or(100) != percent || published_for < PUBLISHED_AFTER {
+                Some("the replicas may not use the new share of the workloads yet")
+            } else {
+                None
+            };
+            let created_before = situation.now - seconds(published_for) + seconds(PUBLISHED_AFTER);
+            let restart = restarts.then_some(Restart { waits, created_before });
+            let change = Change { name, revision, to, is_step_back, restart };
             self.change_pods(change, candidates, limit, ongoing).await?;
         }
         Ok(has_failed(&status))
+    }
+
+    /// Counts the evicted pods of a profile that were replaced by ready ones, and those that were not replaced in time.
+    async fn follow_evictions(&mut self, profile: &Followed, name: &str, pods: &[ProfilePod]) -> kube::Result<()> {
+        let known = self.known.entry(name.to_owned()).or_default();
+        let (limit, metrics) = (pod_timeout(profile), &self.channels.metrics);
+        for eviction in std::mem::take(&mut known.evictions) {
+            let mut is_replaced = false;
+            let mut has_new = false;
+            for pod in pods.iter().filter(|pod| eviction.may_be_replaced_by(pod)) {
+                if known.replaced_by.contains(&pod.uid) {
+                    continue;
+                }
+                has_new = true;
+                let found = api_of(&self.client, &pod.namespace).get_opt(&pod.name).await?;
+                if found.and_then(|found| serde_json::to_value(&found).ok()).is_some_and(|found| is_ready(&found)) {
+                    known.replaced_by.insert(pod.uid);
+                    is_replaced = true;
+                    break;
+                }
+            }
+            match () {
+                () if is_replaced => metrics.count(name, &profile.revision, UpgradeResult::Completed),
+                () if eviction.at.elapsed() < limit => known.evictions.push(eviction),
+                // Without a new pod, the workload was probably scaled down or deleted.
+                () if has_new => {
+                    metrics.count(name, &profile.revision, UpgradeResult::Failed);
+                    known.overdue += 1;
+                }
+                () => {}
+            }
+        }
+        Ok(())
     }
 
     /// Whether upgraded pods must be compared with others now.
@@ -384,6 +452,7 @@ impl Task {
             UpgradePhase::SteppingBack => (EventType::Warning, "RolloutFailed"),
             UpgradePhase::SteppedBack => (EventType::Warning, "RolloutSteppedBack"),
             UpgradePhase::Complete => (EventType::Normal, "RolloutComplete"),
+            UpgradePhase::AwaitingResume => (EventType::Normal, "RolloutAwaitsResume"),
             UpgradePhase::Upgrading | UpgradePhase::Baking | UpgradePhase::Paused => return,
         };
         let UpgradeStatus { revision, pods, upgraded, message, .. } = status;
@@ -445,13 +514,27 @@ impl Task {
                 limit -= 1;
                 continue;
             }
-            let upgrade = match self.plan(&object, &value, change).await {
+            let action = match self.plan(&object, &value, change).await {
                 Planned::Current => {
                     // The audit has not reported the pod's revision yet.
                     limit -= 1;
                     continue;
                 }
-                Planned::Upgrade(upgrade) => upgrade,
+                Planned::Upgrade(upgrade) => Action::Upgrade(upgrade),
+                Planned::Recreate(mut reasons) => {
+                    match change.eviction(pod, &object, known.last_try(pod.uid).is_some()) {
+                        Ok(controller) => Action::Evict(controller),
+                        Err(NotEvicted::Later(why)) => {
+                            known.delay(pod.uid, why);
+                            continue;
+                        }
+                        Err(NotEvicted::Never(why)) => {
+                            reasons.extend(why);
+                            known.add_obstacle(pod.uid, change.to, reasons);
+                            continue;
+                        }
+                    }
+                }
                 Planned::Impossible(reasons) => {
                     known.add_obstacle(pod.uid, change.to, reasons);
                     continue;
@@ -461,13 +544,14 @@ impl Task {
                     continue;
                 }
             };
+            let changes = action.changes();
             let node = object.data.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
             let is_tenants = change.name.contains('/');
             let (site, puller) = if is_tenants { &mut self.tenant_pulls } else { &mut self.platform_pulls };
-            let (state, text) = puller.images(&self.client, &object, &upgrade.changes, site).await?;
+            let (state, text) = puller.images(&self.client, &object, changes, site).await?;
             match state {
                 ImageState::Present => {
-                    if upgrade.changes.iter().any(|change| change.image.is_some()) {
+                    if changes.iter().any(|change| change.image.is_some()) {
                         known.add_pulled(node);
                     }
                 }
@@ -498,6 +582,27 @@ impl Task {
                 known.delay(pod.uid, refusal);
                 continue;
             }
+            let upgrade = match action {
+                Action::Upgrade(upgrade) => upgrade,
+                Action::Evict(controller) => {
+                    let (at, since) = (Instant::now(), Timestamp::now().as_second());
+                    match evictions::evict(&self.client, pod, object.metadata.uid.as_deref().unwrap_or_default())
+                        .await?
+                    {
+                        Evicted::Done => {
+                            self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun);
+                            known.evictions.push(Eviction { namespace: pod.namespace.clone(), controller, at, since });
+                            limit -= 1;
+                            if is_ready {
+                                ongoing.push((pod.namespace.to_string(), disruption));
+                            }
+                        }
+                        Evicted::Gone => {}
+                        Evicted::Refused(why) => known.delay(pod.uid, why),
+                    }
+                    continue;
+                }
+            };
             match self.begin(&object, &value, *upgrade, change).await {
                 Written::Done => self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun),
                 Written::NotNow => {}
@@ -527,6 +632,7 @@ impl Task {
         let targets = BTreeMap::from([(change.name.to_owned(), change.to.to_owned())]);
         match self.planner.plan(&self.active.1, object, Target::Revisions(&targets)).await {
             Ok(PodUpgrade::Current) => Planned::Current,
+            Ok(PodUpgrade::Recreate(reasons)) => Planned::Recreate(reasons),
             Ok(PodUpgrade::Impossible(reasons)) => Planned::Impossible(reasons),
             Ok(PodUpgrade::Possible(upgrade)) => {
                 let failed = upgrade.upgraded.failed.get(change.name);
@@ -567,6 +673,62 @@ struct Change<'c> {
     /// The revision that the pods get.
     to: &'c str,
     is_step_back: bool,
+    /// `None` if pods are not evicted.
+    restart: Option<Restart>,
+}
+
+/// When pods may be evicted.
+#[derive(Clone, Copy)]
+struct Restart {
+    /// Why no pod may be evicted now.
+    waits: Option<&'static str>,
+    /// Pods that were created later got their revision from replicas that used the new share of the workloads. Evicting
+    /// them would change nothing. In seconds since 1970.
+    created_before: i64,
+}
+
+/// Why a pod is not evicted.
+enum NotEvicted {
+    /// It may be evicted later.
+    Later(String),
+    /// It is never evicted, for this reason if pods may be evicted at all.
+    Never(Option<String>),
+}
+
+impl Change<'_> {
+    /// Decides whether a pod is evicted. Returns its controller.
+    fn eviction(&self, pod: &ProfilePod, object: &DynamicObject, was_tried: bool) -> Result<String, NotEvicted> {
+        let Some(restart) = self.restart else { return Err(NotEvicted::Never(None)) };
+        let controller = evictions::controller(object).map_err(|why| NotEvicted::Never(Some(why)))?;
+        if pod.created >= restart.created_before {
+            return Err(NotEvicted::Never(Some("it was created with another revision meanwhile".to_owned())));
+        }
+        if let Some(why) = restart.waits {
+            return Err(NotEvicted::Later(why.to_owned()));
+        }
+        // The pods that replace ready ones show whether the revision works, so they come first.
+        let is_ready = serde_json::to_value(object).is_ok_and(|pod| is_ready(&pod));
+        if !is_ready && !was_tried && !self.is_step_back {
+            return Err(NotEvicted::Later("pods that are not ready are restarted after the others".to_owned()));
+        }
+        Ok(controller)
+    }
+}
+
+/// How a pod gets a revision.
+enum Action {
+    Upgrade(Box<Upgrade>),
+    /// Its controller, such as `ReplicaSet/web-5d8`, replaces it.
+    Evict(String),
+}
+
+impl Action {
+    fn changes(&self) -> &[ContainerChange] {
+        match self {
+            Self::Upgrade(upgrade) => &upgrade.changes,
+            Self::Evict(_) => &[],
+        }
+    }
 }
 
 /// What to do with a pod.
@@ -574,7 +736,9 @@ enum Planned {
     /// The pod has the revision already.
     Current,
     Upgrade(Box<Upgrade>),
-    /// The pod cannot be changed in place, for these reasons.
+    /// The pod cannot be changed in place, for these reasons. A new pod would get the revision.
+    Recreate(Vec<String>),
+    /// The pod cannot get the revision, for these reasons.
     Impossible(Vec<String>),
     /// The pod cannot be changed now, for this reason.
     Later(String),
@@ -610,6 +774,23 @@ async fn pods_with(questions: &mpsc::Sender<PodsQuestion>, profile: &str) -> Opt
     let (answer, pods) = oneshot::channel();
     questions.send(PodsQuestion { profile: profile.into(), answer }).await.ok()?;
     pods.await.ok()
+}
+
+/// Returns the pods whose workload is in the share of `percent` of all workloads, as the webhook decides it, by UID.
+fn in_share(percent: u8, profile: &str, pods: &[ProfilePod]) -> HashSet<u128> {
+    // Many pods share their metadata.
+    let mut known: HashMap<(&str, *const Box<str>), bool> = HashMap::new();
+    let mut selected = HashSet::new();
+    for pod in pods {
+        let is_in = || {
+            let tape = OwnedTape::parse((**pod.metadata).to_owned());
+            tape.is_ok_and(|tape| is_in_share(percent, profile, &pod.namespace, tape.root()))
+        };
+        if *known.entry((&pod.namespace, Arc::as_ptr(&pod.metadata))).or_insert_with(is_in) {
+            selected.insert(pod.uid);
+        }
+    }
+    selected
 }
 
 /// Returns the sort key of a pod for the order of a revision's upgrades.

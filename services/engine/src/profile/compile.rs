@@ -3,7 +3,7 @@
 //! All errors are reported, not only the first. A field that this version does not support is an error, because a
 //! profile must never take effect only in part.
 
-use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec, RolloutStrategy};
+use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;
 use serde_json::{Map, Value as Json};
 
@@ -164,24 +164,23 @@ fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
         diagnostics.push(Diagnostic::new("spec.rollout.percent", format!("{percent} is more than 100")));
     }
     check_selector("spec.rollout.namespaceSelector", rollout.namespace_selector.as_ref(), diagnostics);
-    let in_place = [
+    let running_pods = [
         ("maxUnavailable", rollout.max_unavailable.is_some()),
         ("steps", !rollout.steps.is_empty()),
         ("podTimeoutSeconds", rollout.pod_timeout_seconds.is_some()),
         ("autoRollback", rollout.auto_rollback.is_some()),
+        ("windows", !rollout.windows.is_empty()),
     ];
     let on_create =
         [("percent", rollout.percent.is_some()), ("namespaceSelector", rollout.namespace_selector.is_some())];
-    let (unused, strategy) = match rollout.strategy.unwrap_or_default() {
-        RolloutStrategy::InPlace => (&on_create[..], "OnCreate"),
-        RolloutStrategy::OnCreate => (&in_place[..], "InPlace"),
+    let (unused, strategies, help) = if rollout.strategy.unwrap_or_default().has_running_pods() {
+        (&on_create[..], "strategy OnCreate", "remove it, or use steps to upgrade running pods in shares")
+    } else {
+        let help = "add strategy: InPlace to upgrade running pods, or strategy: Restart to also restart them";
+        (&running_pods[..], "strategies InPlace and Restart", help)
     };
     for (field, _) in unused.iter().filter(|(_, is_set)| *is_set) {
-        let sentence = format!("{field} is only for the strategy {strategy}");
-        let help = match strategy {
-            "InPlace" => "add strategy: InPlace to upgrade running pods",
-            _ => "remove it, or use steps to upgrade running pods in shares",
-        };
+        let sentence = format!("{field} is only for the {strategies}");
         diagnostics.push(Diagnostic::new(format!("spec.rollout.{field}"), sentence).with_help(help));
     }
     if !rollout.steps.is_sorted_by(|one, next| one.percent < next.percent) {
@@ -190,6 +189,16 @@ fn check_rollout(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     for (index, step) in rollout.steps.iter().enumerate().filter(|(_, step)| !(1..=100).contains(&step.percent)) {
         let path = format!("spec.rollout.steps[{index}].percent");
         diagnostics.push(Diagnostic::new(path, format!("{} is not between 1 and 100", step.percent)));
+    }
+    for (index, window) in rollout.windows.iter().enumerate() {
+        if window.start_seconds().is_none() {
+            let sentence = format!("{:?} is not a time of day: write HH:MM in UTC, such as 22:30", window.start);
+            diagnostics.push(Diagnostic::new(format!("spec.rollout.windows[{index}].start"), sentence));
+        }
+        if !(1..=24).contains(&window.hours) {
+            let sentence = format!("{} is not between 1 and 24", window.hours);
+            diagnostics.push(Diagnostic::new(format!("spec.rollout.windows[{index}].hours"), sentence));
+        }
     }
 }
 

@@ -102,8 +102,14 @@ fn checks_rollout() {
     assert_eq!(with(&own, in_place), Vec::<String>::new());
     for (wrong, path) in [
         (json!({"strategy": "InPlace", "percent": 5}), "spec.rollout.percent: percent is only for"),
-        (json!({"steps": steps}), "spec.rollout.steps: steps is only for the strategy InPlace"),
+        (json!({"steps": steps}), "spec.rollout.steps: steps is only for the strategies InPlace and Restart"),
         (json!({"strategy": "InPlace", "steps": [{"percent": 5}, {"percent": 5}]}), "spec.rollout.steps: the percent"),
+        (json!({"windows": [{"start": "22:00", "hours": 1}]}), "spec.rollout.windows: windows is only for"),
+        (json!({"strategy": "Restart", "windows": [{"start": "9:00", "hours": 1}]}), "spec.rollout.windows[0].start: "),
+        (
+            json!({"strategy": "Restart", "windows": [{"start": "09:00", "hours": 25}]}),
+            "spec.rollout.windows[0].hours: 25",
+        ),
         (json!({"strategy": "InPlace", "steps": [{"percent": 0}]}), "spec.rollout.steps[0].percent: 0 is not between"),
     ] {
         let found = with(&cluster, wrong);

@@ -28,6 +28,7 @@ use crate::profile::{CompiledProfile, Limits};
 
 use candidates::Candidates;
 use request::{Pod, RequestedProfiles};
+pub use revisions::is_in_share;
 
 /// A requested profile.
 pub(crate) struct Selected<'v> {

@@ -110,6 +110,13 @@ fn pin(word: &str) -> Option<(&str, &str, &str)> {
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
+/// Whether the workload of a pod is in the share of `percent` of all workloads, so that new pods get the newest revision
+/// of the profile with this display name while a rollout lasts. Needs only the pod's `metadata`.
+#[must_use]
+pub fn is_in_share(percent: u8, profile: &str, namespace: &str, pod: Value<'_>) -> bool {
+    is_among(percent, profile, namespace, &workload(pod))
+}
+
 /// Whether a workload is in the share of `percent` of all workloads. Which workloads are in the share depends on the
 /// profile and the namespace.
 pub(crate) fn is_among(percent: u8, profile: &str, namespace: &str, workload: &str) -> bool {

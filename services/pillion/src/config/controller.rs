@@ -160,6 +160,8 @@ pub(crate) struct Rollouts {
     /// strategy has no effect. The service account needs further permissions. The `guardrails` of this file must equal
     /// those of the replicas.
     pub(crate) in_place: bool,
+    /// Whether the controller also evicts pods, for the strategy `Restart`. It needs `inPlace` and a further permission.
+    pub(crate) restart: bool,
     /// Secrets in the release's namespace with the credentials to pull new images.
     #[schemars(extend("expected" = "names of Secrets"))]
     pub(crate) pull_secrets: Vec<String>,
@@ -170,7 +172,7 @@ pub(crate) struct Rollouts {
 
 impl Default for Rollouts {
     fn default() -> Self {
-        Self { in_place: false, pull_secrets: Vec::new(), requests_per_second: 20 }
+        Self { in_place: false, restart: false, pull_secrets: Vec::new(), requests_per_second: 20 }
     }
 }
 
@@ -326,7 +328,7 @@ impl ControllerPolicy {
 
     /// Returns the settings of rollouts to running pods. `None` if running pods are not upgraded.
     pub(crate) fn rollouts(&self) -> Option<RolloutSettings> {
-        let Rollouts { in_place, pull_secrets, requests_per_second } = &self.rollouts;
+        let Rollouts { in_place, pull_secrets, requests_per_second, .. } = &self.rollouts;
         in_place.then(|| RolloutSettings {
             requests_per_second: *requests_per_second,
             pull_secrets: pull_secrets.clone(),

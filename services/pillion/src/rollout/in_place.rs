@@ -122,7 +122,7 @@ impl Upgrader {
         let plans = stale.pods.iter().map(async |name| self.plan(&stale.workload.namespace, name).await);
         let plans: Vec<_> = stream::iter(plans).buffer_unordered(CONCURRENT_PLANS).try_collect().await?;
         let reasons = plans.into_iter().flatten().filter_map(|(_, plan)| match plan {
-            PodUpgrade::Impossible(why) => Some(why),
+            PodUpgrade::Recreate(why) | PodUpgrade::Impossible(why) => Some(why),
             PodUpgrade::Current | PodUpgrade::Possible(_) => None,
         });
         let reasons: BTreeSet<_> = reasons.flatten().take(MAX_REASONS).collect();
@@ -154,7 +154,9 @@ impl Upgrader {
             let Some((pod, plan)) = self.plan(namespace, name).await? else { return Ok(()) };
             let upgrade = match plan {
                 PodUpgrade::Current => return Ok(()),
-                PodUpgrade::Impossible(why) => bail!("it cannot be upgraded in place: {}", why.join("; ")),
+                PodUpgrade::Recreate(why) | PodUpgrade::Impossible(why) => {
+                    bail!("it cannot be upgraded in place: {}", why.join("; "))
+                }
                 PodUpgrade::Possible(upgrade) => upgrade,
             };
             let Upgrade { changes, previous, upgraded } = *upgrade;
@@ -244,7 +246,7 @@ impl Upgrader {
             let Some(now) = self.current(pod).await? else { return Ok(()) };
             let back = match self.planner.plan(&self.active, &now, Target::Revisions(&failed.previous)).await? {
                 PodUpgrade::Current => return Ok(()),
-                PodUpgrade::Impossible(why) => bail!("{}", why.join("; ")),
+                PodUpgrade::Recreate(why) | PodUpgrade::Impossible(why) => bail!("{}", why.join("; ")),
                 PodUpgrade::Possible(back) => back,
             };
             let before = baseline(&value(&now)?, &back.changes, BTreeMap::new(), Timestamp::now().as_second());

@@ -90,7 +90,7 @@ impl Row {
                 None => {}
                 Some(PodUpgrade::Current) => row.stay += 1,
                 Some(PodUpgrade::Possible(_)) => row.in_place.push(pod),
-                Some(PodUpgrade::Impossible(why)) => _ = row.recreate.insert(pod, why),
+                Some(PodUpgrade::Recreate(why) | PodUpgrade::Impossible(why)) => _ = row.recreate.insert(pod, why),
             }
         }
         row
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn namespace_counts_plans_and_reasons() {
         let upgrade = Upgrade { changes: Vec::new(), previous: BTreeMap::new(), upgraded: Upgraded::default() };
-        let because = |why: &[&str]| Some(PodUpgrade::Impossible(why.iter().map(|why| (*why).to_owned()).collect()));
+        let because = |why: &[&str]| Some(PodUpgrade::Recreate(why.iter().map(|why| (*why).to_owned()).collect()));
         let plans = [
             ("a", Some(PodUpgrade::Current)),
             ("b", Some(PodUpgrade::Possible(Box::new(upgrade)))),

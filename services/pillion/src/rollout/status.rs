@@ -125,10 +125,10 @@ impl Selection {
     }
 }
 
-/// Whether the controller upgrades the running pods of a profile with this spec.
-pub(super) fn upgrades_in_place(spec: &Value) -> bool {
+/// Whether the controller brings new revisions to the running pods of a profile with this spec.
+pub(super) fn has_running_pods(spec: &Value) -> bool {
     let strategy = spec.pointer("/rollout/strategy").and_then(|strategy| RolloutStrategy::deserialize(strategy).ok());
-    strategy == Some(RolloutStrategy::InPlace)
+    strategy.is_some_and(RolloutStrategy::has_running_pods)
 }
 
 /// Returns a description of the profile's running rollout. `None` if no rollout runs.
@@ -139,7 +139,7 @@ fn running(stored: &Stored) -> Option<String> {
     // The controller publishes `status.rollout` first, and then begins the rollout.
     let is_published = status.rollout.is_some();
     let is_current = upgrade.map(|upgrade| &*upgrade.revision) == status.revision.as_deref();
-    if upgrades_in_place(stored.spec()) && (!is_observed || (is_published && !is_current)) {
+    if has_running_pods(stored.spec()) && (!is_observed || (is_published && !is_current)) {
         return Some(format!(
             "the controller has not begun the rollout of {name}: check that it runs with `pillion status`"
         ));

@@ -13,7 +13,7 @@ use pillion_api::names::ROLLOUT_ANNOTATION;
 use pillion_control::informer::cluster_listing::Stored;
 use serde_json::json;
 
-use super::status::upgrades_in_place;
+use super::status::has_running_pods;
 use crate::exit::Exit;
 use crate::output;
 use crate::profiles::ProfileRef;
@@ -113,7 +113,7 @@ pub(super) async fn run(action: SteerAction, args: SteerArgs) -> anyhow::Result<
 
 /// Decides how an action changes the annotation.
 fn decide(action: SteerAction, state: RolloutState<'_>) -> Result<Change, Refusal> {
-    use UpgradePhase::{Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
+    use UpgradePhase::{AwaitingResume, Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
     let RolloutState { is_in_place, upgrade, request } = state;
     let is_pause_requested = request == Some(PAUSE);
     let has_failed = upgrade.is_some_and(|upgrade| upgrade.phase.has_failed());
@@ -128,15 +128,16 @@ fn decide(action: SteerAction, state: RolloutState<'_>) -> Result<Change, Refusa
     let revision = upgrade.revision.clone();
     match (action, upgrade.phase) {
         (_, Complete) => Err(Refusal::Complete),
+        (SteerAction::Pause, AwaitingResume) => Err(Refusal::AlreadyPaused),
         (SteerAction::Pause, Upgrading | Baking | Paused) if is_pause_requested => Err(Refusal::AlreadyPaused),
         (SteerAction::Pause, Upgrading | Baking | Paused) => Ok(Change::Pause),
         (SteerAction::Pause, phase @ (Halted | SteppingBack | SteppedBack)) => Err(Refusal::Failed(phase)),
-        (SteerAction::Resume, Halted | SteppingBack | SteppedBack) => Ok(Change::Resume(revision)),
+        (SteerAction::Resume, AwaitingResume | Halted | SteppingBack | SteppedBack) => Ok(Change::Resume(revision)),
         (SteerAction::Resume, Paused) => Err(Refusal::PauseEnded),
         (SteerAction::Resume, phase @ (Upgrading | Baking)) => Err(Refusal::Running(phase)),
         (SteerAction::Undo, SteppingBack) => Err(Refusal::SteppingBack),
         (SteerAction::Undo, SteppedBack) => Err(Refusal::SteppedBack),
-        (SteerAction::Undo, Upgrading | Baking | Paused | Halted) => {
+        (SteerAction::Undo, Upgrading | Baking | Paused | AwaitingResume | Halted) => {
             let previous = upgrade.previous_revision.clone().ok_or(Refusal::NoPreviousRevision)?;
             Ok(Change::Undo { revision, previous })
         }
@@ -157,7 +158,7 @@ impl<'s> RolloutState<'s> {
     fn new(stored: &'s Stored) -> Self {
         let annotations = stored.metadata.annotations.as_ref();
         Self {
-            is_in_place: upgrades_in_place(stored.spec()),
+            is_in_place: has_running_pods(stored.spec()),
             upgrade: stored.status.upgrade.as_ref(),
             request: annotations.and_then(|all| all.get(ROLLOUT_ANNOTATION)).map(|text| text.trim()),
         }
@@ -200,12 +201,12 @@ impl Refusal {
         let retry = format!("change the profile, or continue with `pillion rollout resume {arguments}`");
         match self {
             Self::NotInPlace => format!(
-                "{which} has no rollout to {verb}, because its spec.rollout.strategy is not InPlace: set the strategy, or \
+                "{which} has no rollout to {verb}, because its spec.rollout.strategy is neither InPlace nor Restart: set the strategy, or \
                  restart stale workloads with `pillion rollout --apply`"
             ),
             Self::NoRollout => format!(
                 "{which} has no rollout to {verb}: the controller begins one after a change of the profile, if the \
-                 chart's value rollout.inPlace is true"
+                 chart's value rollout.inPlace is true, and rollout.restart for the strategy Restart"
             ),
             Self::Complete if action == SteerAction::Undo => format!(
                 "the rollout of {which} is complete, so it cannot be undone: publish an earlier revision with \
@@ -372,7 +373,7 @@ mod tests {
     fn refusal_names_next_command() {
         let explain = |refusal: Refusal, action| refusal.explain(action, "InjectionProfile a/b", "b -n a");
         for (refusal, action, expected) in [
-            (Refusal::NotInPlace, SteerAction::Pause, "spec.rollout.strategy is not InPlace"),
+            (Refusal::NotInPlace, SteerAction::Pause, "spec.rollout.strategy is neither InPlace nor Restart"),
             (Refusal::NoRollout, SteerAction::Undo, "has no rollout to undo"),
             (Refusal::Complete, SteerAction::Undo, "`pillion profiles rollback b -n a`"),
             (Refusal::Complete, SteerAction::Pause, "there is nothing to pause"),

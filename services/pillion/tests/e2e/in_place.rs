@@ -18,11 +18,12 @@ use pillion_api::kinds::{ProfileStatus, UpgradePhase, UpgradeStatus};
 use pillion_api::names::{ROLLOUT_ANNOTATION, UPGRADED_ANNOTATION, UPGRADING_LABEL};
 use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Reads};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
+use pillion_control::revisions::Strategies;
 use pillion_control::rollout::{self, RolloutChannels, RolloutMetrics, RolloutSettings};
 use pillion_control::{LeaderContext, Lookups, Publisher, Release, revisions};
 use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Isolation, eventually};
+use pillion_testkit::{ControlPlane, ControllerManager, Isolation, eventually};
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, watch};
@@ -93,7 +94,9 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
         judge_interval: Duration::from_millis(500),
         ..RolloutSettings::default()
     };
-    let publishing = revisions::Settings { followed: Some(followed_sender), ..revisions::Settings::default() };
+    let strategies = Strategies { in_place: true, restart: true };
+    let publishing =
+        revisions::Settings { followed: Some(followed_sender), strategies, ..revisions::Settings::default() };
     let leading = LeaderContext { client: client.clone(), release, stop: stop.clone() };
     tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default(), publisher));
     tokio::spawn(audit::run(leading.clone(), parts, AuditSettings::default()));
@@ -108,9 +111,14 @@ async fn kubelet(pods: Api<DynamicObject>, stop: CancellationToken) -> Result<()
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
         for pod in pods.list(&ListParams::default()).await?.items {
-            let Some(status) = next_status(&serde_json::to_value(&pod)?) else { continue };
+            let status = next_status(&serde_json::to_value(&pod)?);
             let (namespace, name) = (pod.metadata.namespace, pod.metadata.name.context("a name")?);
             let pods: Api<Pod> = Api::namespaced(pods.clone().into_client(), &namespace.context("a namespace")?);
+            if pod.metadata.deletion_timestamp.is_some() {
+                pods.delete(&name, &DeleteParams::default().grace_period(0)).await.ok();
+                continue;
+            }
+            let Some(status) = status else { continue };
             let patch = Patch::Merge(json!({"status": status}));
             match pods.patch_status(&name, &PatchParams::default(), &patch).await {
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -129,7 +137,7 @@ fn now() -> String {
 fn next_status(pod: &Json) -> Option<Json> {
     let has_sidecar = |tag: &str| image(pod, "shipper").is_some_and(|image| image.ends_with(tag));
     let is_harmed = has_sidecar(":harmful");
-    let mut are_ready = !has_sidecar(":unready");
+    let mut are_ready = !has_sidecar(":unready") && version(pod) != Some("bad");
     let mut of_list = |list: &str, statuses: &str| -> Json {
         let containers = pod["spec"][list].as_array().into_iter().flatten();
         let next = containers.map(|container| {
@@ -337,6 +345,11 @@ impl Shop {
 fn image<'p>(pod: &'p Json, name: &str) -> Option<&'p str> {
     let mut containers = pod["spec"]["initContainers"].as_array()?.iter();
     containers.find(|container| container["name"] == name)?["image"].as_str()
+}
+
+/// Returns the value of the sidecar's variable `VERSION`, which cannot be changed in place.
+fn version(pod: &Json) -> Option<&str> {
+    pod["spec"]["initContainers"][0]["env"][0]["value"].as_str()
 }
 
 /// Returns the tags of the images of the sidecar `shipper`.
@@ -598,6 +611,113 @@ fn leader_may_end_after_each_write() {
         ensure!((1..=PODS / 2).contains(&touched), "{touched} pods were changed");
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "a pod was forgotten: {:?}", shop.tags().await?);
         print_figures(&format!("{leaders} leaders, {touched} pods returned from an image that crashes"));
+        Ok(())
+    });
+}
+
+/// Returns a profile whose sidecar has this value of the variable `VERSION`.
+fn profile_with_version(version: &str, rollout: &Json) -> Result<String> {
+    let mut profile: Json = serde_json::from_str(&profile("1", rollout))?;
+    profile["spec"]["template"]["spec"]["initContainers"][0]["env"] = json!([{"name": "VERSION", "value": version}]);
+    Ok(profile.to_string())
+}
+
+/// The number of Deployments in the test of restarts, and the pods of each.
+const WORKLOADS: usize = 8;
+const REPLICAS: usize = 2;
+
+#[test]
+fn pods_are_evicted_in_shares_of_workloads() {
+    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
+        let rollout = json!({"strategy": "Restart", "maxUnavailable": 3, "podTimeoutSeconds": 4,
+                             "steps": [{"percent": 40, "bakeSeconds": 1}]});
+        let shop = Shop::start(ControlPlane::builder(), 0, &rollout).await?;
+        let (client, control_plane) = (shop.client(), &shop.rig.control_plane);
+        let controllers = "deployment-controller,replicaset-controller,disruption-controller";
+        let _controllers = ControllerManager::with(control_plane, controllers).await?;
+        let _leader = lead(&client, client.clone())?;
+        let before = shop.status().await?.revision;
+        control_plane.apply_yaml(&profile_with_version("1", &rollout)?).await?;
+        let first = shop.ends(&before, UpgradePhase::Complete).await?;
+        for number in 0..WORKLOADS {
+            let labels = json!({"app": format!("web-{number}")});
+            let mut template = pod("");
+            template["metadata"] = json!({"labels": labels});
+            let deployment = json!({
+                "apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"name": format!("web-{number}"), "namespace": "shop"},
+                "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
+            });
+            control_plane.apply_yaml(&deployment.to_string()).await?;
+        }
+        // A bare pod is never evicted.
+        shop.rig.create("shop", &pod("bare")).await?;
+        let budget = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "web-0"}}},
+        });
+        control_plane.apply_yaml(&budget.to_string()).await?;
+        let all = WORKLOADS * REPLICAS;
+        let are_ready = async || -> Result<Vec<Json>> {
+            let pods = shop.pods().await?;
+            let ready = pods.iter().filter(|pod| pod["status"]["conditions"][0]["status"] == "True").count();
+            ensure!((pods.len(), ready) == (all + 1, all + 1), "{ready} of {} pods are ready", pods.len());
+            Ok(pods)
+        };
+        shop.wait_for("all pods are ready", async || are_ready().await.map(drop)).await?;
+        let uids = |pods: &[Json]| -> BTreeSet<String> {
+            pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).map(str::to_owned).collect()
+        };
+        let old = uids(&shop.pods().await?);
+
+        // All workloads replace their pods, each pod once, and never more than three at a time.
+        control_plane.apply_yaml(&profile_with_version("2", &rollout)?).await?;
+        let mut seen = old.clone();
+        let (mut least_ready, mut in_first_step) = (usize::MAX, 0);
+        shop.wait_for("the rollout is complete", async || {
+            let pods = shop.pods().await?;
+            seen.extend(uids(&pods));
+            let is_ready = |pod: &&Json| {
+                pod["metadata"].get("deletionTimestamp").is_none() && pod["status"]["conditions"][0]["status"] == "True"
+            };
+            least_ready = least_ready.min(pods.iter().filter(is_ready).count());
+            let status = shop.status().await?;
+            if status.revision != first.revision && status.step == 0 {
+                in_first_step = in_first_step.max(pods.iter().filter(|pod| version(pod) == Some("2")).count());
+            }
+            ensure!(status.revision != first.revision && status.phase == UpgradePhase::Complete, "{status:?}");
+            Ok(())
+        })
+        .await?;
+        let pods = are_ready().await?;
+        let new = pods.iter().filter(|pod| version(pod) == Some("2")).count();
+        ensure!(new == all && version(&pods[0]) == Some("1"), "{new} pods have the new version");
+        ensure!(seen.len() == old.len() + all, "{} pods instead of {all} were created", seen.len() - old.len());
+        ensure!(least_ready >= all + 1 - 3, "at most three pods may be unavailable: {least_ready} were ready");
+        ensure!((1..all).contains(&in_first_step), "{in_first_step} pods were replaced in the first step");
+        print_figures(&format!("{in_first_step} of {all} pods in the first step; at least {least_ready} were ready"));
+
+        // A version that does not become ready reaches at most the first step, and its pods are replaced again.
+        let complete = shop.status().await?;
+        ensure!(complete.not_in_place == 1 && complete.waiting.is_some(), "{complete:?}");
+        let good = uids(&pods);
+        control_plane.apply_yaml(&profile_with_version("bad", &rollout)?).await?;
+        let mut touched = BTreeSet::new();
+        shop.wait_for("the rollout steps back", async || {
+            let pods = shop.pods().await?;
+            touched.extend(uids(&pods.into_iter().filter(|pod| version(pod) == Some("bad")).collect::<Vec<_>>()));
+            let status = shop.status().await?;
+            ensure!(status.revision != complete.revision && status.phase == UpgradePhase::SteppedBack, "{status:?}");
+            Ok(())
+        })
+        .await?;
+        shop.wait_for("all pods are ready", async || are_ready().await.map(drop)).await?;
+        let pods = shop.pods().await?;
+        ensure!(pods.iter().all(|pod| version(pod) != Some("bad")), "a pod was forgotten");
+        ensure!((1..=in_first_step).contains(&touched.len()), "{} pods were replaced", touched.len());
+        let kept = uids(&pods).intersection(&good).count();
+        ensure!(kept + touched.len() >= good.len(), "{kept} of {} pods were kept", good.len());
+        print_figures(&format!("{} pods got the bad version and returned", touched.len()));
         Ok(())
     });
 }

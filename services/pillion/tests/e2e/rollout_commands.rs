@@ -118,7 +118,7 @@ fn commands_steer_rollout_by_annotation() {
     isolated(|| async {
         let cluster = Cluster::start().await?;
         cluster.fail("rollout pause shipper", "ClusterInjectionProfile shipper has no rollout to pause").await?;
-        cluster.fail("rollout pause plain", "its spec.rollout.strategy is not InPlace").await?;
+        cluster.fail("rollout pause plain", "its spec.rollout.strategy is neither InPlace nor Restart").await?;
         cluster.fail("rollout undo missing", "there is no ClusterInjectionProfile missing").await?;
         cluster.fail("rollout undo team-a/logger -n team-b", "not in namespace team-b").await?;
 

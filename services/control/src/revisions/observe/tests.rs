@@ -7,7 +7,7 @@ use crate::guard::faults;
 use crate::revisions::execute::decide;
 use crate::revisions::plan::{ACCEPTED, Plan, PlanSettings};
 
-const PLANNING: PlanSettings = PlanSettings { keep: 10, upgrades_in_place: false };
+const PLANNING: PlanSettings = PlanSettings { keep: 10, strategies: Strategies { in_place: false, restart: false } };
 
 fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
     let metadata = json!({

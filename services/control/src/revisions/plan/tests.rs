@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pillion_api::kinds::UpgradeStatus;
+use pillion_api::profile::RolloutStep;
 use pillion_engine::profile::Part;
 
 use super::*;
@@ -18,7 +19,7 @@ struct Case {
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
     verdict: Option<Verdict>,
-    upgrades_in_place: bool,
+    strategies: Strategies,
 }
 
 impl Case {
@@ -40,7 +41,7 @@ impl Case {
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
-            upgrades_in_place: true,
+            strategies: Strategies { in_place: true, restart: true },
         }
     }
 
@@ -89,7 +90,7 @@ impl Case {
             conflict: self.conflict.as_ref(),
             verdict: self.verdict.as_ref(),
         };
-        plan(&observed, PlanSettings { keep, upgrades_in_place: self.upgrades_in_place })
+        plan(&observed, PlanSettings { keep, strategies: self.strategies })
     }
 
     /// Returns the published revision, the promoted revision, and the percentage of the rollout.
@@ -509,13 +510,13 @@ fn running_pods_are_upgraded_before_promotion() {
     let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
     let strategy = Some(RolloutStrategy::InPlace);
     case.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
-    let mut without_controller = Case { upgrades_in_place: false, ..case };
+    let mut without_controller = Case { strategies: Strategies::default(), ..case };
     assert_eq!(without_controller.result(), all("b"));
     let plan = without_controller.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
     assert!(ready.message.ends_with("because the chart's value rollout.inPlace is false"), "{}", ready.message);
 
-    without_controller.upgrades_in_place = true;
+    without_controller.strategies = Strategies { in_place: true, restart: false };
     let mut case = without_controller;
     assert_eq!(case.result(), some("b", Some("a"), 0));
     let published = case.plan().status.unwrap();
@@ -539,7 +540,30 @@ fn running_pods_are_upgraded_before_promotion() {
     next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
     next.status = case.status;
     assert_eq!(next.result(), some("c", Some("b"), 0));
+    // Pods that replace evicted ones get the revision, in the share of the step. After a failure, no new pod does.
+    let strategy = Some(RolloutStrategy::Restart);
+    let steps = vec![RolloutStep { percent: 5, bake_seconds: None, pause: None }];
+    next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, steps, ..Rollout::default() });
+    let plan = next.plan().status.unwrap();
+    let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
+    assert!(ready.message.ends_with("because the chart's value rollout.restart is false"), "{}", ready.message);
+    assert_eq!(next.result(), all("c"));
+    next.strategies.restart = true;
+    assert_eq!(next.result(), some("c", Some("b"), 0), "the task has not begun the rollout");
+    for (phase, step, percent) in [
+        (UpgradePhase::Upgrading, 0, 5),
+        (UpgradePhase::Baking, 0, 5),
+        (UpgradePhase::Upgrading, 1, 100),
+        (UpgradePhase::SteppingBack, 1, 0),
+        (UpgradePhase::Halted, 0, 0),
+    ] {
+        let since = Time(Timestamp::UNIX_EPOCH);
+        let upgrade = UpgradeStatus { step, ..UpgradeStatus::new("c", Some("b"), phase, since) };
+        next.status.upgrade = Some(upgrade);
+        assert_eq!(next.result(), some("c", Some("b"), percent), "{phase:?} {step}");
+    }
     // The first revision of a profile is served at once.
+    let strategy = Some(RolloutStrategy::InPlace);
     let mut first = Case::new(Some("a"), &["a"]);
     first.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
     assert_eq!(first.result(), all("a"));

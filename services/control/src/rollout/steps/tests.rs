@@ -3,7 +3,8 @@ use std::ops::ControlFlow;
 use super::*;
 
 fn rollout(steps: &[(u8, u32)]) -> Rollout {
-    let steps = steps.iter().map(|(percent, bake)| RolloutStep { percent: *percent, bake_seconds: Some(*bake) });
+    let steps =
+        steps.iter().map(|(percent, bake)| RolloutStep { percent: *percent, bake_seconds: Some(*bake), pause: None });
     Rollout { steps: steps.collect(), max_unavailable: Some(2), ..Rollout::default() }
 }
 
@@ -25,6 +26,12 @@ fn situation<'s>(rollout: &'s Rollout, before: Option<&'s UpgradeStatus>, pods: 
 
 fn pods(all: usize, upgraded: usize, running: usize) -> PodStates {
     PodStates { all, upgraded, running, away: upgraded, ..PodStates::default() }
+}
+
+/// Returns the number of pods that may have the revision.
+fn share(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
+    let pods = PodStates { all: situation.pods.all, ..PodStates::default() };
+    left(&Situation { pods, ..situation.clone() }, status)
 }
 
 #[test]
@@ -61,6 +68,57 @@ fn steps_are_upgraded_and_observed_in_turn() {
     // Another revision begins from the first step.
     let other = Situation { revision: "r3", ..situation(&rollout, Some(&complete), pods(20, 0, 0), 300) };
     assert_eq!((next(&other).phase, next(&other).step), (UpgradePhase::Upgrading, 0));
+}
+
+#[test]
+fn workloads_are_restarted_in_shares() {
+    let rollout = Rollout { strategy: Some(RolloutStrategy::Restart), ..rollout(&[(10, 0)]) };
+    let first = next(&situation(&rollout, None, pods(20, 0, 0), 100));
+    let with = |left_in_share, running| {
+        let pods = PodStates { left_in_share, ..pods(20, 5, running) };
+        next(&situation(&rollout, Some(&first), pods, 110)).phase
+    };
+    // The share is one of workloads, so the number of upgraded pods does not decide.
+    assert_eq!(with(1, 0), UpgradePhase::Upgrading);
+    assert_eq!(with(0, 1), UpgradePhase::Upgrading, "an evicted pod is not replaced yet");
+    assert_eq!(with(0, 0), UpgradePhase::Baking);
+    assert_eq!(percent(&situation(&rollout, None, pods(20, 0, 0), 100), &first), 10);
+}
+
+#[test]
+fn step_with_pause_waits_for_user() {
+    let mut rollout = rollout(&[(10, 0), (100, 0)]);
+    for step in &mut rollout.steps {
+        step.pause = Some(true);
+    }
+    let good = Verdict::Good;
+    let baking = UpgradeStatus::new("r2", Some("r1"), UpgradePhase::Baking, time(1));
+    let passed = Situation { verdict: Some(&good), ..situation(&rollout, Some(&baking), pods(20, 2, 0), 2) };
+    let waiting = next(&passed);
+    assert_eq!((waiting.phase, waiting.step), (UpgradePhase::AwaitingResume, 0));
+    let with = |before: &UpgradeStatus, request, failure| {
+        let situation = situation(&rollout, Some(before), pods(20, 2, 0), 3);
+        next(&Situation { request, failure, ..situation })
+    };
+    assert_eq!(with(&waiting, None, None).phase, UpgradePhase::AwaitingResume);
+    assert_eq!(with(&waiting, Some("resume r1 t"), None).phase, UpgradePhase::AwaitingResume, "of another revision");
+    assert_eq!(with(&waiting, None, Some("crashed")).phase, UpgradePhase::SteppingBack);
+    assert_eq!(with(&waiting, Some("undo r2 t"), None).phase, UpgradePhase::SteppingBack);
+    let resumed = with(&waiting, Some("resume r2 t"), None);
+    assert_eq!((resumed.phase, resumed.step), (UpgradePhase::Upgrading, 1));
+    assert_eq!(resumed.handled_request.as_deref(), Some("resume r2 t"));
+    // After the last step, the rollout is complete. The handled request does not resume it.
+    let last = UpgradeStatus { phase: UpgradePhase::AwaitingResume, ..resumed };
+    assert_eq!(with(&last, Some("resume r2 t"), None).phase, UpgradePhase::AwaitingResume);
+    assert_eq!(with(&last, Some("resume r2 later"), None).phase, UpgradePhase::Complete);
+}
+
+#[test]
+fn pods_are_changed_within_windows() {
+    let window = RolloutWindow { days: Vec::new(), start: "01:00".to_owned(), hours: 1 };
+    let rollout = Rollout { windows: vec![window], ..rollout(&[]) };
+    assert!(is_window_open(&rollout, 3_600) && !is_window_open(&rollout, 7_200));
+    assert!(is_window_open(&Rollout::default(), 0));
 }
 
 #[test]
