@@ -130,9 +130,11 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
     for (name, folder) in folders {
         for mut profile in documents(&folder.join("profile.yaml")) {
             let values = if excludes(name) { json!([name]) } else { json!([name, SHARED_NAMESPACE]) };
-            // A profile with the parameter `trustAnchors` injects nothing without trust anchors, so it gets a value.
+            // Some profiles inject nothing without trust anchors or an image, so these parameters get a value.
             let parameters = profile.pointer_mut("/spec/parameters").and_then(Json::as_array_mut).into_iter().flatten();
-            for parameter in parameters.filter(|parameter| parameter["name"] == "trustAnchors") {
+            for parameter in parameters.filter(|parameter| {
+                parameter["name"] == "trustAnchors" || (parameter["name"] == "image" && parameter["default"] == "")
+            }) {
                 parameter["default"] = json!("roots");
             }
             let selector = profile["spec"].as_object_mut().unwrap().entry("namespaceSelector").or_insert(json!({}));

@@ -332,6 +332,7 @@ const SHIPPED: &[Shipped] = shipped! {
     "otel-collector-sidecar": "collector.yaml",
     "otel-dotnet": "dotnet.yaml",
     "otel-go": "go.yaml",
+    "otel-injector": "injector.yaml",
     "otel-java": "java.yaml",
     "otel-nginx": "nginx.yaml",
     "otel-nodejs": "nodejs.yaml",
