@@ -192,7 +192,7 @@ fn request(situation: &Situation<'_>, status: &UpgradeStatus) -> Option<Steering
 
 /// Returns the previous state with the current numbers of pods, or the first state of a rollout. If all pods have the
 /// revision already, and new ones get it, the rollout is complete.
-fn start(situation: &Situation<'_>) -> UpgradeStatus {
+pub(super) fn start(situation: &Situation<'_>) -> UpgradeStatus {
     let Situation { before, revision, promoted, pods, now, .. } = situation;
     let count = |pods: usize| u32::try_from(pods).unwrap_or(u32::MAX);
     let known = before.filter(|before| before.revision == *revision).cloned();

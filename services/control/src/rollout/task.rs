@@ -259,7 +259,7 @@ impl Task {
             now: Timestamp::now().as_second(),
         };
         let restarts = profile.rollout.strategy == Some(RolloutStrategy::Restart);
-        let percent = before.map_or(0, |before| steps::percent(&situation, before));
+        let percent = steps::percent(&situation, &steps::start(&situation));
         let in_share = if restarts { in_share(percent, name, &pods) } else { HashSet::new() };
         self.follow_evictions(profile, name, &pods).await?;
         let known = self.known.entry(name.to_owned()).or_default();

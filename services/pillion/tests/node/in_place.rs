@@ -28,6 +28,11 @@ fn runs() -> usize {
     std::env::var("PILLION_RUNS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
 }
 
+/// Returns the memory request of the sidecar with this CPU request. Both change together.
+fn memory(cpu: &str) -> &'static str {
+    if cpu == "2m" { "8Mi" } else { "12Mi" }
+}
+
 /// Returns a profile that the controller rolls out to running pods. Its sidecar has no probe. The application is ready
 /// if the sidecar responds.
 fn rolled_out(tag: &str, cpu: &str) -> String {
@@ -44,7 +49,7 @@ fn rolled_out(tag: &str, cpu: &str) -> String {
             "template": {"spec": {"initContainers": [{
                 "name": "shipper", "image": format!("local.test/shipper:{tag}"), "imagePullPolicy": "IfNotPresent",
                 "restartPolicy": "Always", "args": ["8080"],
-                "resources": {"requests": {"cpu": cpu, "memory": "8Mi"}},
+                "resources": {"requests": {"cpu": cpu, "memory": memory(cpu)}},
             }]}},
         },
     })
@@ -322,7 +327,7 @@ fn controller_upgrades_running_pods() {
             );
             shop.is_ready().await?;
 
-            // Other CPU: no container is restarted.
+            // Other CPU and memory: no container is restarted.
             let restarts = shop.restarts().await?;
             let (_, took) = shop.roll_out(tag, more_cpu, UpgradePhase::Complete).await?;
             ensure!(
@@ -331,8 +336,9 @@ fn controller_upgrades_running_pods() {
             );
             for pod in &shop.pods().await? {
                 let resources = container(pod, "shipper")?.resources.as_ref();
-                let allocated = resources.and_then(|all| all.requests.as_ref()?.get("cpu"));
-                ensure!(allocated.is_some_and(|cpu| cpu.0 == more_cpu), "{allocated:?}");
+                let allocated = resources.and_then(|all| all.requests.clone()).unwrap_or_default();
+                let has = |name: &str, value: &str| allocated.get(name).is_some_and(|found| found.0 == value);
+                ensure!(has("cpu", more_cpu) && has("memory", memory(more_cpu)), "{allocated:?}");
             }
             println!("{} pods were resized in {took:.1?}", replicas());
 

@@ -544,12 +544,14 @@ fn running_pods_are_upgraded_before_promotion() {
     let strategy = Some(RolloutStrategy::Restart);
     let steps = vec![RolloutStep { percent: 5, bake_seconds: None, pause: None }];
     next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, steps, ..Rollout::default() });
+    next.strategies.restart = false;
     let plan = next.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
     assert!(ready.message.ends_with("because the chart's value rollout.restart is false"), "{}", ready.message);
     assert_eq!(next.result(), all("c"));
     next.strategies.restart = true;
     assert_eq!(next.result(), some("c", Some("b"), 0), "the task has not begun the rollout");
+    next.status = next.plan().status.unwrap();
     for (phase, step, percent) in [
         (UpgradePhase::Upgrading, 0, 5),
         (UpgradePhase::Baking, 0, 5),
@@ -560,7 +562,11 @@ fn running_pods_are_upgraded_before_promotion() {
         let since = Time(Timestamp::UNIX_EPOCH);
         let upgrade = UpgradeStatus { step, ..UpgradeStatus::new("c", Some("b"), phase, since) };
         next.status.upgrade = Some(upgrade);
-        assert_eq!(next.result(), some("c", Some("b"), percent), "{phase:?} {step}");
+        if percent == 0 {
+            assert_eq!(next.plan().status, None, "{phase:?}: the share stays 0");
+        } else {
+            assert_eq!(next.result(), some("c", Some("b"), percent), "{phase:?} {step}");
+        }
     }
     // The first revision of a profile is served at once.
     let strategy = Some(RolloutStrategy::InPlace);

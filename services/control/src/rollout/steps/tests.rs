@@ -73,7 +73,7 @@ fn steps_are_upgraded_and_observed_in_turn() {
 #[test]
 fn workloads_are_restarted_in_shares() {
     let rollout = Rollout { strategy: Some(RolloutStrategy::Restart), ..rollout(&[(10, 0)]) };
-    let first = next(&situation(&rollout, None, pods(20, 0, 0), 100));
+    let first = next(&situation(&rollout, None, PodStates { left_in_share: 2, ..pods(20, 0, 0) }, 100));
     let with = |left_in_share, running| {
         let pods = PodStates { left_in_share, ..pods(20, 5, running) };
         next(&situation(&rollout, Some(&first), pods, 110)).phase

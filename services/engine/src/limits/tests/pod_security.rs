@@ -123,8 +123,14 @@ fn pod_rows() -> Vec<Row> {
         (
             Control::VolumeTypes,
             "/spec/volumes",
-            volume(json!({"name": "v", "secret": {}, "nfs": null})),
             volume(json!({"name": "v", "image": {}})),
+            volume(json!({"name": "v", "iscsi": {}})),
+        ),
+        (
+            Control::VolumeTypes,
+            "/spec/volumes",
+            volume(json!({"name": "v", "secret": {}, "nfs": null})),
+            volume(json!({"name": "v", "flexVolume": {}})),
         ),
         (
             Control::AppArmor,
