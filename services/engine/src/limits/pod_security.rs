@@ -58,8 +58,17 @@ const SAFE_SYSCTLS: [&str; 12] = [
 const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
 /// Volume sources that are independent of the host.
-const RESTRICTED_VOLUMES: [&str; 9] =
-    ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"];
+const RESTRICTED_VOLUMES: [&str; 9] = [
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "image",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+];
 
 /// The prefix of the annotations that `appArmorProfile` replaced, one for each container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";

@@ -77,7 +77,7 @@ impl Rig {
     }
 
     /// Adds the namespace `team-a`, and waits until the webhook is called for it.
-    async fn called(self) -> Result<Self> {
+    pub(crate) async fn called(self) -> Result<Self> {
         self.namespace("team-a", Some("enabled")).await?;
         self.wait_until_called("team-a").await?;
         Ok(self)

@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -121,6 +122,17 @@ fn restricted(mut pod: Json) -> Json {
         }
     }
     pod
+}
+
+/// Starts a cluster with a replica that knows the minor version of Kubernetes, as the chart writes it into the policy file.
+async fn start() -> Result<Rig> {
+    let version = std::env::var("KUBERNETES").unwrap_or_else(|_| "1.37".to_owned());
+    let minor: u32 = version.rsplit('.').next().context("a version")?.parse()?;
+    let mut policy = tempfile::NamedTempFile::new()?;
+    let kind = "apiVersion: config.pillion.dev/v1alpha1\nkind: WebhookPolicy";
+    writeln!(policy, "{kind}\ncluster: {{kubernetesMinor: {minor}}}")?;
+    let path = policy.path().to_str().context("a path")?;
+    Rig::start_with(ControlPlane::builder(), &["--config", path], 1).await?.called().await
 }
 
 /// Installs all profiles, each for its own namespaces. Returns the number of installed profiles.
@@ -236,7 +248,7 @@ async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tal
 #[test]
 fn api_server_accepts_shipped_profiles() {
     isolated(|| async {
-        let rig = Rig::start(1).await?;
+        let rig = start().await?;
         let folders = folders();
         let installed = install(&rig, &folders).await?;
         let mut wrong = Vec::new();
@@ -339,7 +351,7 @@ const COMBINED: [&str; 13] = [
 #[test]
 fn compatible_shipped_profiles_combine_on_one_pod() {
     isolated(|| async {
-        let rig = Rig::start(1).await?;
+        let rig = start().await?;
         let folders = folders();
         install(&rig, &folders).await?;
         rig.control_plane.apply_yaml(BUILDER).await?;
