@@ -128,8 +128,10 @@ impl Quantity {
         (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
 
+    /// Returns the approximate value.
+    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "the result is approximate")]
-    pub(crate) fn approximately(self) -> f64 {
+    pub fn approximately(self) -> f64 {
         (self.billionths / ONE) as f64 + (self.billionths % ONE) as f64 / 1e9
     }
 
