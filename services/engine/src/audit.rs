@@ -7,7 +7,7 @@
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
 //!
-//! [`added_containers`] returns what the containers that profiles added cost.
+//! [`added_containers`] returns the containers that profiles added, with their CPU and memory.
 
 mod added;
 

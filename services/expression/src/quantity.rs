@@ -124,7 +124,8 @@ impl Quantity {
     }
 
     /// Returns the value as an integer. `None` if it has a fraction or does not fit into an `i64`.
-    pub(crate) fn whole(self) -> Option<i64> {
+    #[must_use]
+    pub fn whole(self) -> Option<i64> {
         (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
 

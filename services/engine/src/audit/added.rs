@@ -1,5 +1,6 @@
 //! The containers that profiles added to a pod, and what each of them adds to the CPU and memory of the pod.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use pillion_api::names::INJECTED_ANNOTATION;
@@ -8,6 +9,7 @@ use crate::expression::Quantity;
 use crate::inject::pod_resources::Use;
 use crate::json::Value;
 use crate::record::{Record, is_genuine};
+use crate::review::RecordTrust;
 
 /// A container that a profile added to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub struct AddedContainer {
     pub profile: Box<str>,
     /// The name of the container.
     pub name: Box<str>,
+    /// Whether it is an init container that ends before the other containers start.
+    pub is_ending: bool,
     /// The CPU, in cores.
     pub cpu: AddedResource,
     /// The memory, in bytes.
@@ -31,18 +35,21 @@ pub struct AddedResource {
     pub limits: Quantity,
     /// Whether the container itself has a request, or a limit, which is then also its request.
     pub is_requested: bool,
+    /// Whether the container itself has a limit.
+    pub is_limited: bool,
 }
 
 /// Returns the containers that profiles added to a stored pod, without those that were removed since. Empty without a
-/// genuine record.
+/// trusted record.
 ///
 /// Requests and limits of a pod are computed as in the scheduler: the peak of its containers, where init containers run
 /// one after the other. The added containers are counted one after the other, init containers that end last. So their
 /// parts add up to the difference between the pod with and without all added containers, and an init container counts
 /// only as far as it exceeds the containers that run later.
 #[must_use]
-pub fn added_containers(pod: Value<'_>) -> Vec<AddedContainer> {
-    let annotation = pod.at(&["metadata", "annotations", INJECTED_ANNOTATION]).filter(|_| is_genuine(pod));
+pub fn added_containers(pod: Value<'_>, trust: RecordTrust) -> Vec<AddedContainer> {
+    let is_trusted = trust == RecordTrust::AsFound || is_genuine(pod);
+    let annotation = pod.at(&["metadata", "annotations", INJECTED_ANNOTATION]).filter(|_| is_trusted);
     let record = annotation.and_then(|annotation| Record::read(&annotation.as_str()?));
     let (Some(record), Some(spec)) = (record, pod.get("spec")) else { return Vec::new() };
     let profiles: BTreeMap<_, _> = record.added_by_profile().collect();
@@ -56,23 +63,27 @@ pub fn added_containers(pod: Value<'_>) -> Vec<AddedContainer> {
             order.push((name, profile, container));
         }
     }
+    let lasting = running.len();
     running.append(&mut ending);
     let mut uncounted: BTreeSet<_> = running.iter().map(|(name, ..)| name.clone()).collect();
     let mut before = PodUse::of(spec, &uncounted);
     let mut added = Vec::with_capacity(running.len());
-    for (name, profile, container) in running {
+    for (place, (name, profile, container)) in running.into_iter().enumerate() {
         uncounted.remove(&name);
         let now = PodUse::of(spec, &uncounted);
-        let part = |resource: &str, now: Use, before: Use| AddedResource {
-            requests: now.requests.above(before.requests),
-            limits: now.own_limits.above(before.own_limits),
-            is_requested: ["requests", "limits"]
-                .iter()
-                .any(|kind| container.at(&["resources", kind, resource]).is_some()),
+        let part = |resource: &str, now: Use, before: Use| {
+            let has = |kind| container.at(&["resources", kind, resource]).is_some();
+            AddedResource {
+                requests: now.requests.above(before.requests),
+                limits: now.own_limits.above(before.own_limits),
+                is_requested: has("requests") || has("limits"),
+                is_limited: has("limits"),
+            }
         };
         added.push(AddedContainer {
             profile: profile.as_ref().into(),
             name: name.into(),
+            is_ending: place >= lasting,
             cpu: part("cpu", now.cpu, before.cpu),
             memory: part("memory", now.memory, before.memory),
         });
@@ -90,7 +101,7 @@ struct PodUse {
 
 impl PodUse {
     /// Computes the use of a pod without the containers with these names.
-    fn of(spec: Value<'_>, without: &BTreeSet<std::borrow::Cow<'_, str>>) -> Self {
+    fn of(spec: Value<'_>, without: &BTreeSet<Cow<'_, str>>) -> Self {
         let is_counted = |container: Value<'_>| {
             container.get("name").and_then(Value::as_str).is_none_or(|name| !without.contains(&name))
         };
@@ -109,13 +120,18 @@ mod tests {
     /// Returns a stored pod with the author's container `app`, which requests 100m and 100Mi, and with these added
     /// containers.
     fn pod(added: &[(&str, &str, Json)]) -> Json {
-        let mut containers = vec![json!({"name": "app", "resources": {"requests": {"cpu": "100m", "memory": "100Mi"}}})];
+        let mut containers =
+            vec![json!({"name": "app", "resources": {"requests": {"cpu": "100m", "memory": "100Mi"}}})];
         let (mut init, mut entries) = (Vec::new(), Vec::new());
         for (profile, pointer, container) in added {
             let (list, name) = pointer.split_once('/').unwrap();
             let mut container = container.clone();
             container["name"] = json!(name);
-            if list == "containers" { containers.push(container) } else { init.push(container) }
+            if list == "containers" {
+                containers.push(container)
+            } else {
+                init.push(container)
+            }
             entries.push(json!({"profile": profile, "revision": "ab", "added": [format!("/spec/{pointer}")]}));
         }
         let record = json!({"version": 1, "profiles": entries}).to_string();
@@ -127,12 +143,14 @@ mod tests {
     }
 
     fn of(pod: &Json) -> Vec<AddedContainer> {
-        added_containers(OwnedTape::parse(pod.to_string()).unwrap().root())
+        added_containers(OwnedTape::parse(pod.to_string()).unwrap().root(), RecordTrust::ManagedFields)
     }
 
     fn shown(pod: &Json) -> Vec<(String, [String; 4], [bool; 2])> {
         let one = |added: AddedContainer| {
-            let AddedContainer { profile, name, cpu, memory } = added;
+            let AddedContainer { profile, name, is_ending, cpu, memory } = added;
+            assert_eq!(is_ending, &*name == "setup");
+            assert_eq!(cpu.is_limited, cpu.limits.is_more_than(Quantity::default()));
             let amounts = [cpu.requests, memory.requests, cpu.limits, memory.limits].map(|amount| amount.to_string());
             (format!("{profile}/{name}"), amounts, [cpu.is_requested, memory.is_requested])
         };
@@ -196,7 +214,8 @@ mod tests {
     fn only_existing_containers_of_genuine_records_are_returned() {
         let mut pod = pod(&[("log", "containers/shipper", json!({}))]);
         let record = |replaced: Json| {
-            let added = ["/spec/containers/app", "/spec/containers/gone", "/spec/containers/app/env/A", "/spec/volumes/app"];
+            let added =
+                ["/spec/containers/app", "/spec/containers/gone", "/spec/containers/app/env/A", "/spec/volumes/app"];
             json!({"version": 1, "profiles": [{"profile": "log", "revision": "a", "added": added, "replaced": replaced}]})
         };
         // The profile moved the author's container from the other list.
@@ -208,6 +227,8 @@ mod tests {
         pod["metadata"]["managedFields"] =
             json!([{"fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}]);
         assert_eq!(of(&pod), []);
+        let tape = OwnedTape::parse(pod.to_string()).unwrap();
+        assert_eq!(added_containers(tape.root(), RecordTrust::AsFound).len(), 1);
         assert_eq!(of(&json!({"metadata": {}})), []);
     }
 

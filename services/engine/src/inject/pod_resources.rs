@@ -91,9 +91,8 @@ impl Use {
     /// at the same time. Other init containers run one after the other, together with the sidecars that started before
     /// them.
     pub(crate) fn of<'s>(spec: Value<'s>, resource: &str, is_counted: impl Fn(Value<'s>) -> bool) -> Self {
-        let containers = |list: &str| {
-            spec.get(list).into_iter().flat_map(Value::items).filter(|container| is_counted(*container))
-        };
+        let containers =
+            |list: &str| spec.get(list).into_iter().flat_map(Value::items).filter(|container| is_counted(*container));
         let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
         let running = containers("containers").map(|container| Self::of_one(container, resource));
         let running = running.fold(Self::default(), sum);
