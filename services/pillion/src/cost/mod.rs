@@ -18,6 +18,7 @@ use pillion_control::audit::NOT_ENDED;
 use pillion_engine::audit::added_containers;
 use pillion_engine::review::RecordTrust;
 use pillion_json::OwnedTape;
+use serde_json::Value;
 
 use self::prices::Prices;
 use self::report::{Dimension, Report};
@@ -57,18 +58,22 @@ pub(crate) struct CostArgs {
 
 /// Prints what injection adds, most expensive first.
 pub(crate) fn run(args: CostArgs) -> anyhow::Result<Exit> {
-    let prices = match args.prices.as_deref().map(Prices::read).transpose() {
+    let CostArgs { namespaces, selector, files, by, prices, output, api_server } = args;
+    let prices = match prices.as_deref().map(Prices::read).transpose() {
         Ok(prices) => prices,
         Err(problem) => {
             output::problems(&[problem])?;
             return Ok(Exit::Failure);
         }
     };
-    let mut report = Report::new(args.by.clone(), prices);
-    if args.files.is_empty() {
-        block_on(count_cluster(&args, &mut report))?;
+    let mut report = Report::new(by, prices);
+    if files.is_empty() {
+        block_on(async {
+            let client = api_server.connect().await?;
+            count_cluster(&client, namespaces.selected(&client), selector.as_deref(), &mut report).await
+        })?;
     } else {
-        match inject::documents(&args.files) {
+        match inject::documents(&files) {
             Ok(documents) => documents.iter().try_for_each(|document| count_document(document, &mut report))?,
             Err(problems) => {
                 output::problems(&problems)?;
@@ -76,22 +81,29 @@ pub(crate) fn run(args: CostArgs) -> anyhow::Result<Exit> {
             }
         }
     }
-    args.output.print(|is_wide| report.table(is_wide), || report.value())?;
-    if report.is_empty() && args.output.is_text() {
+    output.print(|is_wide| report.table(is_wide), || report.value())?;
+    if report.is_empty() && output.is_text() {
         output::report("no pod has a container that a profile added")?;
     }
     Ok(Exit::Success)
 }
 
-/// Counts the pods of the selected namespaces, page by page.
-async fn count_cluster(args: &CostArgs, report: &mut Report) -> anyhow::Result<()> {
-    let client = args.api_server.connect().await?;
-    let namespace = args.namespaces.selected(&client);
+/// Counts the pods of a namespace, or of all namespaces, page by page.
+async fn count_cluster(
+    client: &Client,
+    namespace: Option<String>,
+    selector: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
-    if let Some(selector) = &args.selector {
+    if let Some(selector) = selector {
         page = page.labels(selector);
     }
-    let pods = pods(&client, namespace.as_deref());
+    let resource = ApiResource::erase::<Pod>(&());
+    let pods = match &namespace {
+        Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
     let (mut progress, mut count) = (Progress::new(), 0);
     loop {
         let list = pods.list(&page).await.with_context(|| match &namespace {
@@ -113,21 +125,13 @@ async fn count_cluster(args: &CostArgs, report: &mut Report) -> anyhow::Result<(
     }
 }
 
-fn pods(client: &Client, namespace: Option<&str>) -> Api<DynamicObject> {
-    let resource = ApiResource::erase::<Pod>(&());
-    match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    }
-}
-
 /// Whether a pod has an injection record. Most pods have none, and this check is cheaper than reading one.
 fn is_recorded(pod: &DynamicObject) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(INJECTED_ANNOTATION))
 }
 
 /// Counts the pods and the pod templates of a document.
-fn count_document(document: &serde_json::Value, report: &mut Report) -> anyhow::Result<()> {
+fn count_document(document: &Value, report: &mut Report) -> anyhow::Result<()> {
     for place in objects::pods(document) {
         let Some(pod) = document.pointer(&place.pointer) else { continue };
         let tape =

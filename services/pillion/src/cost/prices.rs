@@ -45,6 +45,11 @@ impl Prices {
             let empty = Problem::whole(source.name.as_str(), "the file has no content; expected a price table");
             return Err(empty.with_help(example.to_owned()));
         };
+        if !matches!(document.content, yaml::Content::Mapping(_)) {
+            let found = typed::type_of(&document);
+            let problem = Problem::at(&source, document.span, format!("expected a price table, found {found}"));
+            return Err(problem.with_help(example.to_owned()));
+        }
         let prices: Self = typed::read(&source, &document, "").map_err(|problem| match problem.help {
             None => problem.with_help(example.to_owned()),
             Some(_) => problem,
@@ -103,7 +108,7 @@ mod tests {
     fn invalid_tables_are_rejected_with_position() {
         for (text, expected) in [
             ("", "0:0 : the file has no content; expected a price table (a price table is a map such as"),
-            ("- EUR\n", "1:1 : expected "),
+            ("[EUR, 1, 1]\n", "1:1 : expected a price table, found "),
             ("currency: EUR\ncpuCoreHour: 1\n", "memoryGiBHour` is missing (a price table is a map such as"),
             (&VALID.replace("cpuCoreHour", "cpuHour"), "2:1 cpuHour: unknown field `cpuHour`"),
             (&VALID.replace("0.03", "-0.03"), "2:14 cpuCoreHour: expected a price from 0 to 1000000000, found -0.03 ("),

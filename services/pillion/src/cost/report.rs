@@ -281,8 +281,8 @@ mod tests {
             report(&[Dimension::Profile], Some(prices())).table(false),
             "PROFILE   PODS   CONTAINERS   NO REQUESTS   CPU    MEMORY   EUR/MONTH\n\
              log       2      2            0             20m    4096Mi   30.66\n\
-             mesh      3      5            2             300m   351Mi     24.40\n\
-             TOTAL     3      7            2             320m   4447Mi    55.06\n"
+             mesh      3      5            2             300m   351Mi    24.40\n\
+             TOTAL     3      7            2             320m   4447Mi   55.06\n"
         );
         // Without prices, CPU comes first.
         assert_eq!(

@@ -277,7 +277,7 @@ mod tests {
         Snapshot::new(ProfileSet::new([Arc::new(profile)]))
     }
 
-    fn quota(spec: Value) -> Vec<Requirement> {
+    fn quota(spec: &Value) -> Vec<Requirement> {
         let quota = json!({"metadata": {"name": "q"}, "spec": spec});
         Requirement::of_quota(&serde_json::from_value(quota).unwrap())
     }
@@ -300,14 +300,14 @@ mod tests {
 
     #[test]
     fn quota_needs_values_of_all_containers() {
-        let hard = |field: &str| quota(json!({"hard": {field: "1"}}));
+        let hard = |field: &str| quota(&json!({"hard": {field: "1"}}));
         assert_eq!(of(&hard("requests.cpu"), None), ["shipper requests.cpu q", "setup requests.cpu q"]);
         assert_eq!(of(&hard("cpu"), None).len(), 2);
         assert_eq!(of(&hard("requests.memory"), None), ["setup requests.memory q"]);
         assert_eq!(of(&hard("limits.memory"), None), ["shipper limits.memory q", "setup limits.memory q"]);
         assert_eq!(of(&hard("pods"), None), Vec::<String>::new());
-        assert_eq!(quota(json!({"hard": {"requests.cpu": "1"}, "scopes": ["Terminating"]})), []);
-        assert_eq!(quota(json!({})), []);
+        assert_eq!(quota(&json!({"hard": {"requests.cpu": "1"}, "scopes": ["Terminating"]})), []);
+        assert_eq!(quota(&json!({})), []);
     }
 
     #[test]

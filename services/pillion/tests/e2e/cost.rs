@@ -91,10 +91,10 @@ fn cost_sums_requests_of_injected_containers() {
         ];
         ensure!(rows(&each) == expected, "{each:#}");
 
-        let prices = control_plane.directory().join("prices.yaml");
-        fs::write(&prices, "{currency: EUR, cpuCoreHour: 1, memoryGiBHour: 0}")?;
+        let table = control_plane.directory().join("prices.yaml");
+        fs::write(&table, "{currency: EUR, cpuCoreHour: 1, memoryGiBHour: 0}")?;
         let priced =
-            cost(control_plane, &["-n", "team-b", "-l", "app=one", "--prices", prices.to_str().unwrap()]).await?;
+            cost(control_plane, &["-n", "team-b", "-l", "app=one", "--prices", table.to_str().unwrap()]).await?;
         ensure!(priced["total"]["pods"] == 1 && priced["rows"][0]["monthlyCost"] == 14.6, "{priced:#}");
 
         let forbidden = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"))
