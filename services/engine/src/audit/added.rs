@@ -178,9 +178,9 @@ mod tests {
         expect(
             &pod,
             &[
-                ("log/shipper", ["50m", "32Mi", "0", "48Mi"], [true, true]),
+                ("log/shipper", ["50m", "33554432", "0", "50331648"], [true, true]),
                 // Kubernetes uses a limit as the request.
-                ("mesh/proxy", ["20m", "64Mi", "1", "64Mi"], [true, true]),
+                ("mesh/proxy", ["20m", "67108864", "1", "67108864"], [true, true]),
             ],
         );
     }

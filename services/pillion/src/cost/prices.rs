@@ -112,7 +112,7 @@ mod tests {
             ("currency: EUR\ncpuCoreHour: 1\n", "memoryGiBHour` is missing (a price table is a map such as"),
             (&VALID.replace("cpuCoreHour", "cpuHour"), "2:1 cpuHour: unknown field `cpuHour`"),
             (&VALID.replace("0.03", "-0.03"), "2:14 cpuCoreHour: expected a price from 0 to 1000000000, found -0.03 ("),
-            (&VALID.replace("0.004", ".inf"), "3:16 memoryGiBHour: expected "),
+            (&VALID.replace("0.004", ".inf"), "`.inf` is not a finite number"),
             (&VALID.replace("0.03", "free"), "2:14 cpuCoreHour: expected "),
             (&VALID.replace("EUR", "\"\""), "1:11 currency: expected the name of a currency"),
             (&format!("{VALID}---\n{VALID}"), "there is a second document; expected one"),
