@@ -128,9 +128,9 @@ mod tests {
             let mut container = container.clone();
             container["name"] = json!(name);
             if list == "containers" {
-                containers.push(container)
+                containers.push(container);
             } else {
-                init.push(container)
+                init.push(container);
             }
             entries.push(json!({"profile": profile, "revision": "ab", "added": [format!("/spec/{pointer}")]}));
         }
