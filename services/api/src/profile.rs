@@ -568,7 +568,7 @@ mod tests {
     use super::*;
 
     /// 2026-11-26, in seconds since 1970.
-    const THURSDAY: i64 = 1795651200;
+    const THURSDAY: i64 = 1_795_651_200;
 
     #[test]
     fn window_is_open_on_its_days_and_past_midnight() {

@@ -6,6 +6,10 @@
 //!
 //! [`of_metadata`] decides from labels and annotations alone and evaluates no expression. [`of_object`] needs the whole
 //! pod.
+//!
+//! [`added_containers`] returns the containers that profiles added, with their CPU and memory.
+
+mod added;
 
 use std::sync::Arc;
 
@@ -25,6 +29,8 @@ use crate::schema;
 use crate::select::revisions::TargetObject;
 use crate::select::{self, considered};
 use crate::snapshot::{Namespace, Snapshot};
+
+pub use added::{AddedContainer, AddedResource, added_containers};
 
 /// The relation of a profile to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

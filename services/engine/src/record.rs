@@ -147,6 +147,17 @@ impl Record {
         self.profiles().flat_map(Self::added)
     }
 
+    /// Returns the pointers of the elements that profiles added, each with the name of its profile. Leaves out
+    /// containers that a profile only moved to the other list.
+    pub(crate) fn added_by_profile(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+        self.profiles().flat_map(|entry| {
+            let profile = entry.get("profile").and_then(Value::as_str).unwrap_or_default();
+            let moved: Vec<_> = Self::moved_by(entry).collect();
+            let is_new = move |pointer: &Cow<'_, str>| !moved.iter().any(|moved| **moved == **pointer);
+            Self::added(entry).filter(is_new).map(move |pointer| (pointer, profile.clone()))
+        })
+    }
+
     /// Returns the pointers of the elements that cluster profiles added.
     pub(crate) fn added_by_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)

@@ -124,12 +124,15 @@ impl Quantity {
     }
 
     /// Returns the value as an integer. `None` if it has a fraction or does not fit into an `i64`.
-    pub(crate) fn whole(self) -> Option<i64> {
+    #[must_use]
+    pub fn whole(self) -> Option<i64> {
         (self.billionths % ONE == 0).then(|| i64::try_from(self.billionths / ONE).ok()).flatten()
     }
 
+    /// Returns the approximate value.
+    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "the result is approximate")]
-    pub(crate) fn approximately(self) -> f64 {
+    pub fn approximately(self) -> f64 {
         (self.billionths / ONE) as f64 + (self.billionths % ONE) as f64 / 1e9
     }
 

@@ -14,6 +14,7 @@ use crate::args::CONNECTION;
 use crate::certs::CertsArgs;
 use crate::config::{ControllerPolicy, PolicyFile, WebhookPolicy, settings};
 use crate::convert::ConvertArgs;
+use crate::cost::CostArgs;
 use crate::crds::CrdsArgs;
 use crate::diff::DiffArgs;
 use crate::doctor::DoctorArgs;
@@ -92,6 +93,11 @@ pub(crate) enum Command {
     /// It only reads from the API server, so it also works while no part of Pillion runs. It shows the replicas, the
     /// leader of the controllers, the kill switch, the certificates with their rotation, and the profiles.
     Status(StatusArgs),
+    /// Show the CPU and memory that injection adds, and what they cost: per namespace, profile and container.
+    ///
+    /// The injection records of the pods name the added containers. The result is the difference between the requests of
+    /// the pods with and without these containers. It does not include changes of the pod author's containers.
+    Cost(CostArgs),
     /// List workloads whose pods lack a profile or have an older revision, and restart them.
     ///
     /// Nothing is restarted without --apply.
@@ -127,6 +133,7 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("convert opentelemetry", Some(LEFT_OUT)),
     ("convert sidecarset", Some(LEFT_OUT)),
     ("convert tumblr", Some(LEFT_OUT)),
+    ("cost", None),
     ("crds", None),
     ("dev", None),
     ("diff", Some("a pod would be different")),
@@ -598,6 +605,7 @@ mod tests {
         program.build();
         for path in [
             "certs rotate",
+            "cost",
             "crds",
             "diff",
             "doctor",

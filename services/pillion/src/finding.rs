@@ -195,6 +195,8 @@ codes! {
     NoLeader => "no_leader", Error, "check that the controller runs and reaches the API server";
     /// The CRDs are missing.
     CrdMissing => "crd_missing", Error, "pillion crds | kubectl apply -f -";
+    /// An added container lacks a request or a limit that a quota or an autoscaler of the namespace needs.
+    RequestsMissing => "requests_missing", Warning, "set the request or the limit in the profile, then restart the workloads";
     /// Another webhook also changes pods.
     OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
     /// The versions of replicas, controllers and this program differ.

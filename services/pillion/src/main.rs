@@ -29,6 +29,7 @@ mod explain;
 mod doctor;
 mod certs;
 mod status;
+mod cost;
 mod diff;
 mod profiles;
 mod rollout;
@@ -80,6 +81,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Command::Convert(args) => Telemetry::logs(&logs).and_then(|()| convert::run(args)),
         Command::Uninstall(args) => uninstall::run(args),
         Command::Status(args) => Telemetry::logs(&logs.for_interactive()).and_then(|()| status::run(args)),
+        Command::Cost(args) => Telemetry::logs(&logs.for_interactive()).and_then(|()| cost::run(args)),
         Command::Rollout(args) => Telemetry::logs(&logs.for_interactive()).and_then(|()| rollout::run(args)),
         Command::Crds(args) => crds::run(args),
         Command::Man(args) => cli::write_manual(args, cli::command()),

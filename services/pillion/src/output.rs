@@ -85,17 +85,21 @@ impl ListForm {
 
 /// Formats a table in the style of kubectl. Returns an empty string if there are no rows.
 pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+    aligned(&std::iter::once(head.map(str::to_owned)).chain(rows).collect::<Vec<_>>())
+}
+
+/// Formats rows of cells, of which the first one is the head. Returns an empty string if there is only the head.
+pub(crate) fn aligned(rows: &[impl AsRef<[String]>]) -> String {
+    let mut widths = vec![0; rows.first().map_or(0, |head| head.as_ref().len())];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = cell.chars().count().max(*width);
         }
     }
     let mut out = String::new();
     for row in rows.iter().filter(|_| rows.len() > 1) {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
+        for (cell, width) in row.as_ref().iter().zip(&widths) {
             // Writing to a string never fails.
             let _ = write!(line, "{cell:width$}   ");
         }

@@ -114,13 +114,14 @@ fn kubeconfig(server: &str) -> String {
 }
 
 /// The commands that connect to an API server, with the arguments that they need.
-fn cluster_commands() -> [&'static [&'static str]; 13] {
+fn cluster_commands() -> [&'static [&'static str]; 14] {
     const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
     [
         &["explain", "pod/web"],
         &["doctor"],
         &["diff", "-p", PROFILE],
         &["status"],
+        &["cost"],
         &["rollout"],
         &["rollout", "status"],
         &["rollout", "undo", "nginx"],

@@ -15,6 +15,7 @@ mod cli;
 mod config;
 mod convert;
 mod convert_peers;
+mod cost;
 mod dashboards;
 mod deploy;
 mod dev;

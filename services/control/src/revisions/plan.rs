@@ -378,9 +378,8 @@ fn conditions(
     let strategy = strategy(observed);
     if strategy.has_running_pods() && !strategies.include(strategy) {
         let value = if strategies.in_place { "rollout.restart" } else { "rollout.inPlace" };
-        message.push_str(&format!(
-            "; the strategy {strategy:?} has no effect, because the chart's value {value} is false"
-        ));
+        message =
+            format!("{message}; the strategy {strategy:?} has no effect, because the chart's value {value} is false");
     }
     let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));

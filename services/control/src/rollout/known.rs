@@ -130,7 +130,8 @@ impl Known {
     /// Returns how long the status has published a share of the workloads. `None` is the share of all workloads.
     pub(super) fn published_for(&mut self, percent: Option<u8>) -> Duration {
         let percent = percent.unwrap_or(100);
-        let (_, since) = self.published.filter(|(known, _)| *known == percent).unwrap_or((percent, Instant::now()));
+        let (_, since) =
+            self.published.filter(|(known, _)| *known == percent).unwrap_or_else(|| (percent, Instant::now()));
         self.published = Some((percent, since));
         since.elapsed()
     }

@@ -33,7 +33,7 @@ use tracing::{info, warn};
 use super::budgets::{self, Disruption};
 use super::change::pods as api_of;
 use super::evictions::{self, Evicted, Eviction};
-use super::judge::{self, Group};
+use super::judge::{self, Group, Verdict};
 use super::known::Known;
 use super::marked::{self, MarkedPod, Written, pod_timeout};
 use super::metrics::{RolloutMetrics, UpgradeResult};
@@ -290,15 +290,7 @@ impl Task {
         situation.pods = counts;
         situation.failure = failure.as_deref();
         situation.waits = waits.as_deref();
-        let verdict = match before {
-            Some(before) if before.phase == UpgradePhase::Baking && self.must_judge(name, &situation, before) => {
-                let looks = steps::bake_seconds(&situation, before.step) / seconds(self.settings.judge_interval) + 1;
-                let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-                let (upgraded, others) = self.observe(&pods, &busy, revision, before.since.0.as_second()).await?;
-                Some(judge::compare(&upgraded, &others, looks))
-            }
-            _ => None,
-        };
+        let verdict = self.verdict(name, &situation, &pods, &busy).await?;
         situation.verdict = verdict.as_ref();
         let status = steps::next(&situation);
         let is_new_state = before.is_none_or(|before| state(before) != state(&status));
@@ -321,19 +313,43 @@ impl Task {
                 *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
             };
             let candidates = pods.iter().filter(is_candidate);
-            let waits = if self.began.elapsed() < pod_timeout(profile) {
-                Some("the evictions of the previous leader may not have ended")
-            } else if profile.published_percent.unwrap_or(100) != percent || published_for < PUBLISHED_AFTER {
-                Some("the replicas may not use the new share of the workloads yet")
-            } else {
-                None
-            };
-            let created_before = situation.now - seconds(published_for) + seconds(PUBLISHED_AFTER);
-            let restart = restarts.then_some(Restart { waits, created_before });
+            let restart = restarts.then(|| self.restart(profile, percent, published_for, situation.now));
             let change = Change { name, revision, to, is_step_back, restart };
             self.change_pods(change, candidates, limit, ongoing).await?;
         }
         Ok(has_failed(&status))
+    }
+
+    /// Compares upgraded pods with others. `None` if this is not the phase or the time for it.
+    async fn verdict(
+        &mut self,
+        name: &str,
+        situation: &Situation<'_>,
+        pods: &[ProfilePod],
+        busy: &HashSet<u128>,
+    ) -> kube::Result<Option<Verdict>> {
+        let Some(before) = situation.before.filter(|before| before.phase == UpgradePhase::Baking) else {
+            return Ok(None);
+        };
+        if !self.must_judge(name, situation, before) {
+            return Ok(None);
+        }
+        let looks = steps::bake_seconds(situation, before.step) / seconds(self.settings.judge_interval) + 1;
+        let looks = u32::try_from(looks).unwrap_or(u32::MAX);
+        let (upgraded, others) = self.observe(pods, busy, situation.revision, before.since.0.as_second()).await?;
+        Ok(Some(judge::compare(&upgraded, &others, looks)))
+    }
+
+    /// Returns when pods may be evicted. The new pods get their revision from replicas, which must use the share first.
+    fn restart(&self, profile: &Followed, percent: u8, published_for: Duration, now: i64) -> Restart {
+        let waits = if self.began.elapsed() < pod_timeout(profile) {
+            Some("the evictions of the previous leader may not have ended")
+        } else if profile.published_percent.unwrap_or(100) != percent || published_for < PUBLISHED_AFTER {
+            Some("the replicas may not use the new share of the workloads yet")
+        } else {
+            None
+        };
+        Restart { waits, created_before: now - seconds(published_for) + seconds(PUBLISHED_AFTER) }
     }
 
     /// Counts the evicted pods of a profile that were replaced by ready ones, and those that were not replaced in time.
@@ -514,27 +530,13 @@ impl Task {
                 limit -= 1;
                 continue;
             }
-            let action = match self.plan(&object, &value, change).await {
+            let action = match self.plan((pod, &object, &value), change, known.last_try(pod.uid).is_some()).await {
                 Planned::Current => {
                     // The audit has not reported the pod's revision yet.
                     limit -= 1;
                     continue;
                 }
-                Planned::Upgrade(upgrade) => Action::Upgrade(upgrade),
-                Planned::Recreate(mut reasons) => {
-                    match change.eviction(pod, &object, known.last_try(pod.uid).is_some()) {
-                        Ok(controller) => Action::Evict(controller),
-                        Err(NotEvicted::Later(why)) => {
-                            known.delay(pod.uid, why);
-                            continue;
-                        }
-                        Err(NotEvicted::Never(why)) => {
-                            reasons.extend(why);
-                            known.add_obstacle(pod.uid, change.to, reasons);
-                            continue;
-                        }
-                    }
-                }
+                Planned::Action(action) => action,
                 Planned::Impossible(reasons) => {
                     known.add_obstacle(pod.uid, change.to, reasons);
                     continue;
@@ -544,29 +546,10 @@ impl Task {
                     continue;
                 }
             };
-            let changes = action.changes();
-            let node = object.data.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
-            let is_tenants = change.name.contains('/');
-            let (site, puller) = if is_tenants { &mut self.tenant_pulls } else { &mut self.platform_pulls };
-            let (state, text) = puller.images(&self.client, &object, changes, site).await?;
-            match state {
-                ImageState::Present => {
-                    if changes.iter().any(|change| change.image.is_some()) {
-                        known.add_pulled(node);
-                    }
-                }
-                ImageState::Waiting => {
-                    known.waits.insert(text);
-                    continue;
-                }
-                ImageState::Failed(_) => {
-                    if known.add_unpullable(node, &text) {
-                        known.add_obstacle(pod.uid, change.to, vec![text]);
-                    } else {
-                        known.delay(pod.uid, text);
-                    }
-                    continue;
-                }
+            if let Action::Upgrade(upgrade) = &action
+                && !self.has_images(pod, &object, upgrade, change, known).await?
+            {
+                continue;
             }
             if !budgets.contains_key(&*pod.namespace) {
                 let api = Api::<PodDisruptionBudget>::namespaced(self.client.clone(), &pod.namespace);
@@ -582,57 +565,87 @@ impl Task {
                 known.delay(pod.uid, refusal);
                 continue;
             }
-            let upgrade = match action {
-                Action::Upgrade(upgrade) => upgrade,
-                Action::Evict(controller) => {
-                    let (at, since) = (Instant::now(), Timestamp::now().as_second());
-                    match evictions::evict(&self.client, pod, object.metadata.uid.as_deref().unwrap_or_default())
-                        .await?
-                    {
-                        Evicted::Done => {
-                            self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun);
-                            known.evictions.push(Eviction { namespace: pod.namespace.clone(), controller, at, since });
-                            limit -= 1;
-                            if is_ready {
-                                ongoing.push((pod.namespace.to_string(), disruption));
-                            }
-                        }
-                        Evicted::Gone => {}
-                        Evicted::Refused(why) => known.delay(pod.uid, why),
-                    }
-                    continue;
-                }
+            let has_begun = match action {
+                Action::Upgrade(upgrade) => self.begin((pod, &object, &value), *upgrade, change, known).await,
+                Action::Evict(controller) => self.evict(pod, &object, controller, change, known).await?,
             };
-            match self.begin(&object, &value, *upgrade, change).await {
-                Written::Done => self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun),
-                Written::NotNow => {}
-                Written::Rejected(why) => {
-                    self.channels.metrics.count(change.name, change.revision, UpgradeResult::Rejected);
-                    known.add_obstacle(pod.uid, change.to, vec![why]);
-                    continue;
-                }
-                Written::Forbidden(why) => {
-                    self.channels.metrics.count(change.name, change.revision, UpgradeResult::Rejected);
-                    known.delay(pod.uid, why);
-                    continue;
+            if has_begun {
+                limit -= 1;
+                if is_ready {
+                    ongoing.push((pod.namespace.to_string(), disruption));
                 }
             }
-            // Even if the write failed, the pod may have changed, because the response may be lost. So the pod counts
-            // towards the limit until the next round, which reads all marked pods.
-            limit -= 1;
-            if is_ready {
-                ongoing.push((pod.namespace.to_string(), disruption));
-            }
-            self.has_marked = true;
         }
         Ok(())
     }
 
-    async fn plan(&self, object: &DynamicObject, value: &Value, change: Change<'_>) -> Planned {
+    /// Whether the images of an upgrade are on the pod's node. Otherwise begins to pull them.
+    async fn has_images(
+        &mut self,
+        pod: &ProfilePod,
+        object: &DynamicObject,
+        upgrade: &Upgrade,
+        change: Change<'_>,
+        known: &mut Known,
+    ) -> kube::Result<bool> {
+        let node = object.data.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
+        let is_tenants = change.name.contains('/');
+        let (site, puller) = if is_tenants { &mut self.tenant_pulls } else { &mut self.platform_pulls };
+        let (state, text) = puller.images(&self.client, object, &upgrade.changes, site).await?;
+        match state {
+            ImageState::Present => {
+                if upgrade.changes.iter().any(|change| change.image.is_some()) {
+                    known.add_pulled(node);
+                }
+                return Ok(true);
+            }
+            ImageState::Waiting => _ = known.waits.insert(text),
+            ImageState::Failed(_) if known.add_unpullable(node, &text) => {
+                known.add_obstacle(pod.uid, change.to, vec![text]);
+            }
+            ImageState::Failed(_) => known.delay(pod.uid, text),
+        }
+        Ok(false)
+    }
+
+    /// Evicts a pod. Returns whether that has begun.
+    async fn evict(
+        &self,
+        pod: &ProfilePod,
+        object: &DynamicObject,
+        controller: String,
+        change: Change<'_>,
+        known: &mut Known,
+    ) -> kube::Result<bool> {
+        let eviction = Eviction {
+            namespace: pod.namespace.clone(),
+            controller,
+            at: Instant::now(),
+            since: Timestamp::now().as_second(),
+        };
+        match evictions::evict(&self.client, pod, object.metadata.uid.as_deref().unwrap_or_default()).await? {
+            Evicted::Done => {
+                self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun);
+                known.evictions.push(eviction);
+                return Ok(true);
+            }
+            Evicted::Gone => {}
+            Evicted::Refused(why) => known.delay(pod.uid, why),
+        }
+        Ok(false)
+    }
+
+    /// Plans the change of a pod. `was_tried` says whether the pod was delayed before.
+    async fn plan(
+        &self,
+        (pod, object, value): (&ProfilePod, &DynamicObject, &Value),
+        change: Change<'_>,
+        was_tried: bool,
+    ) -> Planned {
         let targets = BTreeMap::from([(change.name.to_owned(), change.to.to_owned())]);
         match self.planner.plan(&self.active.1, object, Target::Revisions(&targets)).await {
             Ok(PodUpgrade::Current) => Planned::Current,
-            Ok(PodUpgrade::Recreate(reasons)) => Planned::Recreate(reasons),
+            Ok(PodUpgrade::Recreate(reasons)) => change.eviction(pod, object, is_ready(value) || was_tried, reasons),
             Ok(PodUpgrade::Impossible(reasons)) => Planned::Impossible(reasons),
             Ok(PodUpgrade::Possible(upgrade)) => {
                 let failed = upgrade.upgraded.failed.get(change.name);
@@ -642,7 +655,7 @@ impl Task {
                 if let Some(ended) = ended_container(value, &upgrade.changes) {
                     return Planned::Impossible(vec![format!("container {ended} has ended")]);
                 }
-                Planned::Upgrade(upgrade)
+                Planned::Action(Action::Upgrade(upgrade))
             }
             Err(PlanError::Revision(error)) => Planned::Later(format!("a revision cannot be read: {}", chain(&error))),
             // Another attempt would fail, too.
@@ -650,8 +663,14 @@ impl Task {
         }
     }
 
-    /// Begins the upgrade of a pod.
-    async fn begin(&self, object: &DynamicObject, value: &Value, upgrade: Upgrade, change: Change<'_>) -> Written {
+    /// Begins the upgrade of a pod in place. Returns whether it may have begun.
+    async fn begin(
+        &mut self,
+        (pod, object, value): (&ProfilePod, &DynamicObject, &Value),
+        upgrade: Upgrade,
+        change: Change<'_>,
+        known: &mut Known,
+    ) -> bool {
         let Upgrade { changes, previous, upgraded } = upgrade;
         let running = baseline(value, &changes, previous, Timestamp::now().as_second());
         let upgraded = upgraded.with_running(RunningUpgrade {
@@ -659,7 +678,25 @@ impl Task {
             is_step_back: change.is_step_back,
             ..running
         });
-        marked::write(&self.client, object, &changes, &upgraded, true).await
+        let metrics = &self.channels.metrics;
+        match marked::write(&self.client, object, &changes, &upgraded, true).await {
+            Written::Done => metrics.count(change.name, change.revision, UpgradeResult::Begun),
+            // The pod may have changed, because the response may be lost. So it counts towards the limit until the next
+            // round, which reads all marked pods.
+            Written::NotNow => {}
+            Written::Rejected(why) => {
+                metrics.count(change.name, change.revision, UpgradeResult::Rejected);
+                known.add_obstacle(pod.uid, change.to, vec![why]);
+                return false;
+            }
+            Written::Forbidden(why) => {
+                metrics.count(change.name, change.revision, UpgradeResult::Rejected);
+                known.delay(pod.uid, why);
+                return false;
+            }
+        }
+        self.has_marked = true;
+        true
     }
 }
 
@@ -687,31 +724,27 @@ struct Restart {
     created_before: i64,
 }
 
-/// Why a pod is not evicted.
-enum NotEvicted {
-    /// It may be evicted later.
-    Later(String),
-    /// It is never evicted, for this reason if pods may be evicted at all.
-    Never(Option<String>),
-}
-
 impl Change<'_> {
-    /// Decides whether a pod is evicted. Returns its controller.
-    fn eviction(&self, pod: &ProfilePod, object: &DynamicObject, was_tried: bool) -> Result<String, NotEvicted> {
-        let Some(restart) = self.restart else { return Err(NotEvicted::Never(None)) };
-        let controller = evictions::controller(object).map_err(|why| NotEvicted::Never(Some(why)))?;
-        if pod.created >= restart.created_before {
-            return Err(NotEvicted::Never(Some("it was created with another revision meanwhile".to_owned())));
+    /// Decides whether a pod is evicted that cannot be changed in place for these reasons. `is_due` says whether the pod
+    /// is ready, or was delayed before.
+    fn eviction(&self, pod: &ProfilePod, object: &DynamicObject, is_due: bool, mut reasons: Vec<String>) -> Planned {
+        let Some(restart) = self.restart else { return Planned::Impossible(reasons) };
+        let controller = match evictions::controller(object) {
+            Ok(_) if pod.created >= restart.created_before => {
+                Err("it was created with another revision meanwhile".into())
+            }
+            controller => controller,
+        };
+        match (controller, restart.waits) {
+            (Err(why), _) => {
+                reasons.push(why);
+                Planned::Impossible(reasons)
+            }
+            (Ok(_), Some(why)) => Planned::Later(why.to_owned()),
+            (Ok(controller), None) if is_due || self.is_step_back => Planned::Action(Action::Evict(controller)),
+            // The pods that replace ready ones show whether the revision works, so they come first.
+            (Ok(_), None) => Planned::Later("pods that are not ready are restarted after the others".to_owned()),
         }
-        if let Some(why) = restart.waits {
-            return Err(NotEvicted::Later(why.to_owned()));
-        }
-        // The pods that replace ready ones show whether the revision works, so they come first.
-        let is_ready = serde_json::to_value(object).is_ok_and(|pod| is_ready(&pod));
-        if !is_ready && !was_tried && !self.is_step_back {
-            return Err(NotEvicted::Later("pods that are not ready are restarted after the others".to_owned()));
-        }
-        Ok(controller)
     }
 }
 
@@ -722,22 +755,11 @@ enum Action {
     Evict(String),
 }
 
-impl Action {
-    fn changes(&self) -> &[ContainerChange] {
-        match self {
-            Self::Upgrade(upgrade) => &upgrade.changes,
-            Self::Evict(_) => &[],
-        }
-    }
-}
-
 /// What to do with a pod.
 enum Planned {
     /// The pod has the revision already.
     Current,
-    Upgrade(Box<Upgrade>),
-    /// The pod cannot be changed in place, for these reasons. A new pod would get the revision.
-    Recreate(Vec<String>),
+    Action(Action),
     /// The pod cannot get the revision, for these reasons.
     Impossible(Vec<String>),
     /// The pod cannot be changed now, for this reason.

@@ -10,7 +10,7 @@
 
 mod keys;
 pub(crate) mod managed_fields;
-mod pod_resources;
+pub(crate) mod pod_resources;
 mod undo;
 mod merge;
 mod render;

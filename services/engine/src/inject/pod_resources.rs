@@ -13,9 +13,11 @@ pub(super) struct PodResources(OwnedTape);
 /// scheduler. For a container without limits, its requests are used, so that the pod's limits are not below its
 /// requests.
 #[derive(Clone, Copy, Default)]
-struct Use {
-    requests: Quantity,
+pub(crate) struct Use {
+    pub(crate) requests: Quantity,
     limits: Quantity,
+    /// The limits alone: a container without limits adds nothing.
+    pub(crate) own_limits: Quantity,
     /// The largest limit of one container.
     largest_limit: Quantity,
 }
@@ -72,7 +74,8 @@ impl PodResources {
             for amount in amounts {
                 let Some(name) = document.key(amount).map(|key| key.text().into_owned()) else { continue };
                 let Some(old) = document.raw(amount).and_then(quantity) else { continue };
-                let new = new(kind, old, Use::of(before.root(), &name), Use::of(now.root(), &name));
+                let all = |spec| Use::of(spec, &name, |_| true);
+                let new = new(kind, old, all(before.root()), all(now.root()));
                 if new.is_more_than(old) || old.is_more_than(new) {
                     let text = document.keep(format!("\"{new}\""));
                     document.replace(amount, text);
@@ -84,10 +87,12 @@ impl PodResources {
 }
 
 impl Use {
-    /// Returns the peak use of a pod's containers. Containers and native sidecars run at the same time. Other init
-    /// containers run one after the other, together with the sidecars that started before them.
-    fn of(spec: Value<'_>, resource: &str) -> Self {
-        let containers = |list: &str| spec.get(list).into_iter().flat_map(Value::items);
+    /// Returns the peak use of those containers of a pod that `is_counted` selects. Containers and native sidecars run
+    /// at the same time. Other init containers run one after the other, together with the sidecars that started before
+    /// them.
+    pub(crate) fn of<'s>(spec: Value<'s>, resource: &str, is_counted: impl Fn(Value<'s>) -> bool) -> Self {
+        let containers =
+            |list: &str| spec.get(list).into_iter().flat_map(Value::items).filter(|container| is_counted(*container));
         let sum = |left: Self, right: Self| left.with(right, Quantity::plus);
         let running = containers("containers").map(|container| Self::of_one(container, resource));
         let running = running.fold(Self::default(), sum);
@@ -109,6 +114,7 @@ impl Use {
         Self {
             requests: requests.or(limits).unwrap_or_default(),
             limits: limits.or(requests).unwrap_or_default(),
+            own_limits: limits.unwrap_or_default(),
             largest_limit: limits.unwrap_or_default(),
         }
     }
@@ -122,6 +128,7 @@ impl Use {
         Self {
             requests: combine(self.requests, other.requests),
             limits: combine(self.limits, other.limits),
+            own_limits: combine(self.own_limits, other.own_limits),
             largest_limit: self.largest_limit.larger(other.largest_limit),
         }
     }

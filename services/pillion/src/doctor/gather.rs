@@ -1,6 +1,6 @@
 //! Gathers facts from the cluster. It changes nothing: it creates pods only with a dry run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -25,6 +25,7 @@ use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
+use super::requests::{self, Unrequested};
 use crate::availability::WebhookDeployment;
 use crate::explain::facts::{self, ChangeKind};
 use crate::finding::ObjectRef;
@@ -136,6 +137,7 @@ pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
         stored: listing.stored,
         broken: listing.broken,
         images: images(client, release).await,
+        unrequested: requests::unrequested(client, &snapshot).await,
         configurations,
         opt_in,
         release: release.clone(),
@@ -371,6 +373,8 @@ pub(crate) struct Facts {
     pub(crate) lease: Result<Option<Lease>, NotRead>,
     /// The pods of the release, each with its image.
     pub(crate) images: Vec<(String, String)>,
+    /// The added containers that lack a request or a limit.
+    pub(crate) unrequested: BTreeSet<Unrequested>,
     pub(crate) unread: Unread,
 }
 

@@ -14,6 +14,7 @@ use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 
 use super::gather::{DryRun, Facts, is_ours, service};
+use super::requests::Unrequested;
 use crate::availability;
 use crate::explain::judge::{NO, misspelt};
 use crate::explain::profiles::{readiness, rolled_back};
@@ -36,12 +37,13 @@ pub(crate) enum Check {
     Leader,
     Profiles,
     NamespaceLabels,
+    Requests,
     OtherWebhooks,
     Versions,
 }
 
 impl Check {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Definitions,
         Self::Switch,
         Self::WebhookConfiguration,
@@ -53,6 +55,7 @@ impl Check {
         Self::Leader,
         Self::Profiles,
         Self::NamespaceLabels,
+        Self::Requests,
         Self::OtherWebhooks,
         Self::Versions,
     ];
@@ -71,6 +74,7 @@ impl Check {
             Self::Leader => "leader of the controllers",
             Self::Profiles => "profiles",
             Self::NamespaceLabels => "labels of namespaces",
+            Self::Requests => "requests and limits of added containers",
             Self::OtherWebhooks => "other webhooks that change pods",
             Self::Versions => "versions",
         }
@@ -95,6 +99,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<(Check, Vec<Finding>)> {
             .filter_map(|stored| readiness(stored, &facts.broken).or_else(|| rolled_back(stored)))
             .collect(),
         Check::NamespaceLabels => labels(facts),
+        Check::Requests => facts.unrequested.iter().map(Unrequested::finding).collect(),
         Check::OtherWebhooks => others(facts),
         Check::Versions => versions(facts),
     };

@@ -1,10 +1,12 @@
 //! `pillion doctor`: finds problems that prevent Pillion from working in a cluster, and suggests remedies.
 //!
 //! * [`gather`]: gathers facts from the cluster, and sends pods through the API server with a dry run.
+//! * [`requests`]: finds added containers that lack requests or limits.
 //! * [`judge`]: a pure function from facts to findings.
 
 mod gather;
 mod judge;
+mod requests;
 
 use std::fmt::Write;
 

@@ -54,6 +54,7 @@ fn well() -> Facts {
         broken: Vec::new(),
         lease: Ok(Some(serde_json::from_value(lease).unwrap())),
         images: vec![("a".to_owned(), format!("ghcr.io/pillion-dev/pillion:{}", env!("CARGO_PKG_VERSION")))],
+        unrequested: BTreeSet::new(),
         unread: Vec::new(),
     }
 }
@@ -87,6 +88,13 @@ fn each_mistake_has_its_code() {
         Ok(serde_json::from_value(json!({"data": {key: word}})).ok())
     };
     let namespaces = |found: &[(&str, &str)]| vec![("shop".to_owned(), labels(found))];
+    let unrequested = Unrequested {
+        namespace: "shop".to_owned(),
+        profile: "nginx".to_owned(),
+        container: "sidecar-nginx".to_owned(),
+        field: "requests.cpu",
+        by: ("ResourceQuota", "compute".to_owned()),
+    };
     let cases: Vec<(Facts, &[&str])> = vec![
         (Facts { serving: Ok(None), ..well() }, &["certificate_invalid"]),
         (Facts { switch: map("injection", "maybe"), ..well() }, &["switch_unreadable"]),
@@ -113,6 +121,7 @@ fn each_mistake_has_its_code() {
             &["permission_missing"],
         ),
         (Facts { missing_accounts: vec!["pillion-webhook".to_owned()], ..well() }, &["service_account_missing"]),
+        (Facts { unrequested: [unrequested].into(), ..well() }, &["requests_missing"]),
         (Facts { lease: Ok(None), ..well() }, &["no_leader"]),
         (Facts { now: "2026-11-22T00:01:00Z".parse().unwrap(), ..well() }, &["no_leader"]),
         (Facts { namespaces: namespaces(&[(INJECTION_LABEL, "true")]), ..well() }, &["opt_in_value_unknown"]),

@@ -121,7 +121,7 @@ fn answer(file: &Path, simulated: &SimulatedCluster, quiet: bool) -> anyhow::Res
 }
 
 /// Reads a file, or standard input for "-".
-fn read(file: &Path) -> Result<Arc<Source>, Problem> {
+pub(crate) fn read(file: &Path) -> Result<Arc<Source>, Problem> {
     let (name, text) = if file.as_os_str() == "-" {
         let mut text = String::new();
         ("<stdin>".to_owned(), io::stdin().read_to_string(&mut text).map(|_| text))

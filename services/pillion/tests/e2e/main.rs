@@ -14,6 +14,7 @@ mod clock;
 mod cold_start;
 mod comparison;
 mod configuration;
+mod cost;
 mod crashes;
 mod dashboards;
 mod direct;
