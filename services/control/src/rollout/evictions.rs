@@ -1,7 +1,10 @@
-//! Evictions of pods that cannot be upgraded in place, so that their workloads replace them.
+//! Evictions of pods that cannot be upgraded in place, so that their controllers replace them.
 //!
 //! The task remembers the evictions of its own term until each pod is replaced. A new leader does not know those of its
-//! predecessor, so it evicts no pod until they have ended: for the time limit of one pod.
+//! predecessor, so it changes no pod until they have ended.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use kube::Client;
 use kube::api::{DynamicObject, PostParams};
@@ -10,34 +13,65 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::change::pods as api_of;
+use super::progress::{is_ready, restarts};
 use crate::audit::ProfilePod;
-use crate::client::chain;
 
-/// The kinds of controllers that replace an evicted pod.
+/// The controllers that replace an evicted pod.
 const REPLACING: [(&str, &str); 4] =
     [("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet"), ("apps/v1", "DaemonSet"), ("v1", "ReplicationController")];
+/// The maximum part of a pod's `terminationGracePeriodSeconds` by which its replacement may be later.
+const MAX_GRACE: Duration = Duration::from_hours(1);
+
+/// A phase of a rollout: its revision, and when it began, in seconds since 1970.
+pub(super) type PhaseKey = (String, i64);
 
 /// An eviction whose pod is not replaced yet.
 #[derive(Clone, Debug)]
 pub(super) struct Eviction {
-    /// The namespace of the pod.
-    pub(super) namespace: Box<str>,
-    /// The name and kind of the controller, which the new pod has too.
-    pub(super) controller: String,
-    /// When the pod was evicted.
-    pub(super) at: Instant,
-    /// The same time in seconds since 1970. The new pod is not older.
-    pub(super) since: i64,
+    namespace: Box<str>,
+    /// Kind and name of the controller, which the new pod has too.
+    controller: String,
+    /// The revision that the new pod should have.
+    to: String,
+    phase: PhaseKey,
+    /// The latest time at which a new pod must be ready.
+    deadline: Instant,
+    /// The UIDs of the controller's pods at the eviction. A new pod has another one.
+    before: HashSet<u128>,
+    /// A new pod that is ready, by UID, and since when.
+    ready: Option<(u128, Instant)>,
+    /// How often a new pod was read.
+    reads: usize,
 }
 
-impl Eviction {
-    /// Whether a pod may be the one that replaces the evicted pod.
-    pub(super) fn may_be_replaced_by(&self, pod: &ProfilePod) -> bool {
-        let metadata = || serde_json::from_str(&pod.metadata).ok();
-        pod.namespace == self.namespace
-            && pod.created >= self.since
-            && metadata().as_ref().and_then(controller_in).is_some_and(|controller| controller == self.controller)
-    }
+/// The state of an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replacement {
+    /// No new pod is ready yet.
+    Pending,
+    /// A new pod is ready.
+    Ready,
+    /// No new pod is ready in time.
+    Overdue,
+}
+
+/// The evictions of a profile's pods in this term.
+#[derive(Debug, Default)]
+pub(super) struct Evictions {
+    /// The evictions whose pods are not replaced yet.
+    pub(super) open: Vec<Eviction>,
+    /// The phase of the results below. Evictions of other phases do not count.
+    phase: Option<PhaseKey>,
+    ready: usize,
+    overdue: usize,
+    /// The controller of the last pod that was not replaced in time.
+    last_overdue: String,
+    /// The published revision and share of the workloads, in percent, and since when.
+    published: Option<(String, u8, Instant)>,
+    /// The pods that existed when all replicas used the published share, by UID. `None` before that.
+    existing: Option<HashSet<u128>>,
+    /// When the eviction of a pod was first refused, by UID.
+    refused: HashMap<u128, Instant>,
 }
 
 /// What became of a request to evict a pod.
@@ -51,6 +85,144 @@ pub(super) enum Evicted {
     Refused(String),
 }
 
+impl Eviction {
+    /// Returns the revision that the new pod should have.
+    pub(super) fn revision(&self) -> &str {
+        &self.to
+    }
+
+    /// Creates the eviction of a pod with this controller. `all` has the pods of the profile.
+    pub(super) fn new(
+        (pod, object): (&ProfilePod, &DynamicObject),
+        controller: String,
+        (to, phase): (&str, &PhaseKey),
+        all: &[ProfilePod],
+        limit: Duration,
+    ) -> Self {
+        let grace = object.data.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_u64);
+        let grace = Duration::from_secs(grace.unwrap_or(30)).min(MAX_GRACE);
+        let siblings = all.iter().filter(|other| has_controller(other, &pod.namespace, &controller));
+        Self {
+            namespace: pod.namespace.clone(),
+            before: siblings.map(|sibling| sibling.uid).collect(),
+            controller,
+            to: to.to_owned(),
+            phase: phase.clone(),
+            deadline: Instant::now() + limit + grace,
+            ready: None,
+            reads: 0,
+        }
+    }
+
+    /// Looks for a pod that replaces the evicted one. Reads at most one pod.
+    ///
+    /// # Errors
+    /// The API server is unavailable.
+    pub(super) async fn follow(
+        &mut self,
+        client: &Client,
+        pods: &[ProfilePod],
+        settle: Duration,
+    ) -> kube::Result<Replacement> {
+        let is_new = |pod: &&ProfilePod| {
+            *pod.revision == *self.to
+                && !self.before.contains(&pod.uid)
+                && has_controller(pod, &self.namespace, &self.controller)
+        };
+        let new: Vec<_> = pods.iter().filter(is_new).collect();
+        let known = self.ready.and_then(|(uid, _)| new.iter().find(|pod| pod.uid == uid));
+        // If several pods are new, they take turns.
+        let next = known.or_else(|| new.get(self.reads.checked_rem(new.len())?));
+        if let Some(pod) = next {
+            self.reads += 1;
+            let found = api_of(client, &pod.namespace).get_opt(&pod.name).await?;
+            let found = found.and_then(|found| serde_json::to_value(&found).ok());
+            let is_ready = found.is_some_and(|found| is_ready(&found) && restarts(&found) == 0);
+            let since = self.ready.filter(|(uid, _)| *uid == pod.uid).map_or_else(Instant::now, |(_, since)| since);
+            self.ready = is_ready.then_some((pod.uid, since));
+            // Without a probe, a container is ready as soon as it runs, even if it ends a moment later.
+            if is_ready && since.elapsed() >= settle {
+                return Ok(Replacement::Ready);
+            }
+        }
+        Ok(if Instant::now() < self.deadline { Replacement::Pending } else { Replacement::Overdue })
+    }
+}
+
+impl Evictions {
+    /// Records the published revision and its share of the workloads, in percent. `listed` has all pods of the profile.
+    /// Returns whether all replicas use the share: it was published at least `settle` ago.
+    pub(super) fn publish(&mut self, revision: &str, percent: u8, listed: &HashSet<u128>, settle: Duration) -> bool {
+        let known = self.published.take().filter(|(known, share, _)| *known == *revision && *share == percent);
+        if known.is_none() {
+            self.existing = None;
+        }
+        let (_, _, since) =
+            self.published.insert(known.unwrap_or_else(|| (revision.to_owned(), percent, Instant::now())));
+        let is_used = since.elapsed() >= settle;
+        if is_used && self.existing.is_none() {
+            self.existing = Some(listed.clone());
+        }
+        is_used
+    }
+
+    /// Whether a pod is older than the published share of the workloads. Another pod got its revision from replicas that
+    /// use the share, so its eviction would change nothing.
+    pub(super) fn is_old(&self, uid: u128) -> bool {
+        self.existing.as_ref().is_none_or(|existing| existing.contains(&uid))
+    }
+
+    /// Counts a result of an eviction.
+    pub(super) fn count(&mut self, eviction: &Eviction, current: &PhaseKey, is_ready: bool) {
+        self.begin(current);
+        if eviction.phase != *current {
+            return;
+        }
+        if is_ready {
+            self.ready += 1;
+        } else {
+            self.overdue += 1;
+            self.last_overdue = format!("{} in namespace {}", eviction.controller, eviction.namespace);
+        }
+    }
+
+    /// Forgets the results of another phase.
+    fn begin(&mut self, current: &PhaseKey) {
+        if self.phase.as_ref() != Some(current) {
+            (self.ready, self.overdue) = (0, 0);
+            self.phase = Some(current.clone());
+        }
+    }
+
+    /// Returns why the evictions of a phase have failed: new pods are not ready in time. Some may fail if more are ready.
+    pub(super) fn failure(&self, current: &PhaseKey, max_unavailable: u32) -> Option<String> {
+        let Self { ready, overdue, last_overdue, .. } = self;
+        let is_current = self.phase.as_ref() == Some(current) && *overdue > 0;
+        let most = usize::try_from(max_unavailable).unwrap_or(usize::MAX);
+        (is_current && (overdue >= ready || *overdue > most)).then(|| {
+            format!(
+                "{overdue} evicted pods were not replaced by ready ones in time, and {ready} were; the last one is of \
+                 {last_overdue}: look at its new pod and its events"
+            )
+        })
+    }
+
+    /// Whether a pod of this controller is being replaced.
+    pub(super) fn has_open(&self, namespace: &str, controller: &str) -> bool {
+        self.open.iter().any(|eviction| *eviction.namespace == *namespace && eviction.controller == controller)
+    }
+
+    /// Records that the eviction of a pod is refused. Returns whether this has lasted longer than `limit`.
+    pub(super) fn refuse(&mut self, uid: u128, limit: Duration) -> bool {
+        self.refused.entry(uid).or_insert_with(Instant::now).elapsed() > limit
+    }
+
+    /// Removes the state of pods that are not listed.
+    pub(super) fn forget(&mut self, listed: &HashSet<u128>) {
+        self.refused.retain(|uid, _| listed.contains(uid));
+    }
+}
+
 /// Returns the kind and name of the controller that replaces a pod. The error is the reason why none does.
 pub(super) fn controller(pod: &DynamicObject) -> Result<String, String> {
     let owners = pod.metadata.owner_references.iter().flatten();
@@ -58,21 +230,25 @@ pub(super) fn controller(pod: &DynamicObject) -> Result<String, String> {
         return Err("no controller would replace it".to_owned());
     };
     if !REPLACING.contains(&(&*owner.api_version, &*owner.kind)) {
-        return Err(format!("the controller does not evict pods of the kind {}", owner.kind));
+        return Err(format!("pods of the kind {} are not evicted", owner.kind));
     }
     Ok(format!("{}/{}", owner.kind, owner.name))
 }
 
-/// Returns the controller in the metadata of a pod, as [`controller`] does.
-fn controller_in(metadata: &Value) -> Option<String> {
-    let owner = metadata.pointer("/metadata/ownerReferences/0")?;
-    Some(format!("{}/{}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?))
+/// Whether a pod is in a namespace and has a controller of this kind and name.
+fn has_controller(pod: &ProfilePod, namespace: &str, controller: &str) -> bool {
+    let is_same = || {
+        let metadata: Value = serde_json::from_str(&pod.metadata).ok()?;
+        let owner = metadata.pointer("/metadata/ownerReferences/0")?;
+        Some(format!("{}/{}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?) == controller)
+    };
+    *pod.namespace == *namespace && is_same() == Some(true)
 }
 
 /// Evicts a pod.
 ///
 /// # Errors
-/// The API server is unavailable.
+/// The API server is unavailable. The pod may have been evicted.
 pub(super) async fn evict(client: &Client, pod: &ProfilePod, uid: &str) -> kube::Result<Evicted> {
     // `Api::evict` does not send preconditions, so it could evict a new pod of the same name.
     let eviction = json!({
@@ -86,38 +262,114 @@ pub(super) async fn evict(client: &Client, pod: &ProfilePod, uid: &str) -> kube:
             Ok(Evicted::Done)
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Evicted::Gone),
-        Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422 | 429) => {
-            Ok(Evicted::Refused(format!("the API server refuses to evict it: {}", status.message)))
-        }
-        Err(error) => {
-            tracing::warn!(
-                namespace = &*pod.namespace,
-                name = &*pod.name,
-                error = chain(&error),
-                "a pod could not be evicted"
-            );
-            Err(error)
-        }
+        // A disruption budget refuses with 429. Two budgets for one pod, and a webhook that fails, cause 500.
+        Err(kube::Error::Api(status)) => Ok(Evicted::Refused(format!(
+            "the API server refuses to evict pod {}/{}: {}",
+            pod.namespace, pod.name, status.message
+        ))),
+        Err(error) => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
-    fn pod(owners: &Value) -> DynamicObject {
-        serde_json::from_value(json!({"metadata": {"name": "web-1", "ownerReferences": owners}})).unwrap()
+    const LIMIT: Duration = Duration::from_secs(60);
+    const SETTLE: Duration = Duration::from_secs(10);
+
+    fn object(owners: &Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "metadata": {"name": "web-1", "ownerReferences": owners}, "spec": {"terminationGracePeriodSeconds": 30},
+        }))
+        .unwrap()
+    }
+
+    fn owner(version: &str, kind: &str, is_controller: bool) -> Value {
+        json!([{"apiVersion": version, "kind": kind, "name": "web", "uid": "u", "controller": is_controller}])
+    }
+
+    fn pod(uid: u128, owners: &Value) -> ProfilePod {
+        let metadata = json!({"metadata": {"ownerReferences": owners}}).to_string();
+        ProfilePod {
+            namespace: "shop".into(),
+            name: format!("web-{uid}").into(),
+            uid,
+            revision: "r1".into(),
+            created: 0,
+            metadata: Arc::new(metadata.into()),
+        }
+    }
+
+    fn eviction(uid: u128, phase: &PhaseKey, all: &[ProfilePod]) -> Eviction {
+        let owners = owner("apps/v1", "ReplicaSet", true);
+        let (pod, object) = (pod(uid, &owners), object(&owners));
+        Eviction::new((&pod, &object), "ReplicaSet/web".to_owned(), ("r2", phase), all, LIMIT)
     }
 
     #[test]
     fn only_replaced_pods_are_evicted() {
-        let owner = |version: &str, kind: &str, is_controller: bool| json!([{"apiVersion": version, "kind": kind, "name": "web", "uid": "u", "controller": is_controller}]);
-        let owners = owner("apps/v1", "ReplicaSet", true);
-        assert_eq!(controller(&pod(&owners)), Ok("ReplicaSet/web".to_owned()));
-        let metadata = json!({"metadata": {"ownerReferences": owners}});
-        assert_eq!(controller_in(&metadata).as_deref(), Some("ReplicaSet/web"));
+        assert_eq!(controller(&object(&owner("apps/v1", "ReplicaSet", true))), Ok("ReplicaSet/web".to_owned()));
         for owners in [owner("batch/v1", "Job", true), owner("apps/v1", "ReplicaSet", false), json!([])] {
-            assert!(controller(&pod(&owners)).is_err(), "{owners}");
+            assert!(controller(&object(&owners)).is_err(), "{owners}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn eviction_knows_its_siblings_and_deadline() {
+        let owners = owner("apps/v1", "ReplicaSet", true);
+        let other = owner("apps/v1", "StatefulSet", true);
+        let all = [pod(1, &owners), pod(2, &owners), pod(3, &other)];
+        let eviction = eviction(1, &("r2".to_owned(), 7), &all);
+        assert_eq!(eviction.before, HashSet::from([1, 2]));
+        assert_eq!(eviction.deadline, Instant::now() + Duration::from_secs(90));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn results_count_for_their_phase() {
+        let (first, second) = (("r2".to_owned(), 7), ("r2".to_owned(), 8));
+        let mut evictions = Evictions::default();
+        let of_first = eviction(1, &first, &[]);
+        evictions.count(&of_first, &first, false);
+        let failure = evictions.failure(&first, 1).unwrap();
+        assert!(failure.contains("ReplicaSet/web in namespace shop"), "{failure}");
+        for _ in 0..2 {
+            evictions.count(&of_first, &first, true);
+        }
+        assert_eq!(evictions.failure(&first, 1), None, "more pods are ready");
+        evictions.count(&of_first, &first, false);
+        assert!(evictions.failure(&first, 1).is_some() && evictions.failure(&first, 3).is_some());
+        evictions.count(&of_first, &first, true);
+        assert!(evictions.failure(&first, 1).is_some(), "more pods than may be unavailable are not ready");
+        assert_eq!(evictions.failure(&first, 2), None);
+        // A new phase begins without failures, and evictions of the earlier one do not count.
+        assert_eq!(evictions.failure(&second, 1), None);
+        evictions.count(&of_first, &second, false);
+        assert_eq!(evictions.failure(&second, 1), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_are_old_until_replicas_use_share() {
+        let mut evictions = Evictions::default();
+        let (one, two) = (HashSet::from([1]), HashSet::from([1, 2]));
+        assert!(!evictions.publish("r2", 5, &one, SETTLE));
+        tokio::time::advance(SETTLE).await;
+        assert!(evictions.publish("r2", 5, &one, SETTLE));
+        assert!(evictions.publish("r2", 5, &two, SETTLE));
+        assert!(evictions.is_old(1) && !evictions.is_old(2));
+        // Another revision with the same share begins again.
+        assert!(!evictions.publish("r1", 5, &two, SETTLE) && evictions.is_old(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_evictions_are_given_up() {
+        let mut evictions = Evictions::default();
+        assert!(!evictions.refuse(1, LIMIT));
+        tokio::time::advance(LIMIT * 2).await;
+        assert!(evictions.refuse(1, LIMIT) && !evictions.refuse(2, LIMIT));
+        evictions.forget(&HashSet::from([2]));
+        assert!(!evictions.refuse(1, LIMIT));
     }
 }

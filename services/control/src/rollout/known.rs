@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::evictions::Eviction;
+use super::evictions::Evictions;
 
 /// Pause before the next attempt to upgrade a pod that could not be changed in place. The obstacle may be gone by then.
 const OBSTACLE_LIFETIME: Duration = Duration::from_mins(30);
@@ -37,14 +37,8 @@ pub(super) struct Known {
     delayed: HashMap<u128, (Instant, String)>,
     /// When pods were last delayed, by UID.
     tried: HashMap<u128, Instant>,
-    /// The evictions whose pods are not replaced yet.
-    pub(super) evictions: Vec<Eviction>,
-    /// The pods that replaced evicted ones in this phase, and are ready, by UID.
-    pub(super) replaced_by: HashSet<u128>,
-    /// The number of evictions in this phase after which no new pod became ready in time.
-    pub(super) overdue: usize,
-    /// The share of the workloads that the status publishes, in percent, and since when.
-    published: Option<(u8, Instant)>,
+    /// The evictions, with the strategy `Restart`.
+    pub(super) evictions: Evictions,
 }
 
 impl Default for Known {
@@ -60,10 +54,7 @@ impl Default for Known {
             obstacles: HashMap::new(),
             delayed: HashMap::new(),
             tried: HashMap::new(),
-            evictions: Vec::new(),
-            replaced_by: HashSet::new(),
-            overdue: 0,
-            published: None,
+            evictions: Evictions::default(),
         }
     }
 }
@@ -72,18 +63,6 @@ impl Known {
     /// Returns why an image cannot be pulled, if the failure has lasted longer than `limit`.
     pub(super) fn pull_failure(&self, limit: Duration) -> Option<String> {
         self.unpullable.as_ref().filter(|(since, _)| since.elapsed() > limit).map(|(_, why)| why.clone())
-    }
-
-    /// Returns why the evictions of this phase have failed: at least as many new pods did not become ready as did.
-    pub(super) fn eviction_failure(&self) -> Option<String> {
-        let (overdue, ready) = (self.overdue, self.replaced_by.len());
-        let has_failed = overdue > 0 && overdue >= ready;
-        has_failed.then(|| {
-            format!(
-                "{overdue} evicted pods were not replaced by ready ones in time, and {ready} were: look for pods that \
-                     are not ready"
-            )
-        })
     }
 
     /// Records that a node has pulled the images.
@@ -127,15 +106,6 @@ impl Known {
         self.tried.insert(uid, Instant::now());
     }
 
-    /// Returns how long the status has published a share of the workloads. `None` is the share of all workloads.
-    pub(super) fn published_for(&mut self, percent: Option<u8>) -> Duration {
-        let percent = percent.unwrap_or(100);
-        let (_, since) =
-            self.published.filter(|(known, _)| *known == percent).unwrap_or_else(|| (percent, Instant::now()));
-        self.published = Some((percent, since));
-        since.elapsed()
-    }
-
     pub(super) fn is_delayed(&self, uid: u128) -> bool {
         self.delayed.contains_key(&uid)
     }
@@ -145,6 +115,7 @@ impl Known {
         self.obstacles.retain(|uid, (_, since, _)| listed.contains(uid) && since.elapsed() < OBSTACLE_LIFETIME);
         self.delayed.retain(|uid, (since, _)| listed.contains(uid) && since.elapsed() < DELAY);
         self.tried.retain(|uid, _| listed.contains(uid));
+        self.evictions.forget(listed);
         let reasons = self.obstacles.values().filter_map(|(_, _, reasons)| reasons.first());
         self.waits = reasons.chain(self.delayed.values().map(|(_, why)| why)).cloned().collect();
     }
@@ -155,8 +126,6 @@ impl Known {
         self.unpullable = None;
         self.waits.clear();
         self.delayed.clear();
-        self.replaced_by.clear();
-        self.overdue = 0;
         if !is_same_rollout {
             self.pulled.clear();
             self.unpulled.clear();

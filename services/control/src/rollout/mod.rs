@@ -16,6 +16,8 @@
 //! - `judge`: compares upgraded pods with others, a pure function.
 //! - `marked`: completes running upgrades, or takes them back.
 //! - `known`: the state of a profile's rollout that the leader keeps in memory.
+//! - `state`: the state of the task.
+//! - `pods`: brings a revision to pods, within the limits.
 //! - `evictions`: evicts pods that cannot be upgraded in place, with the strategy `Restart`.
 //! - `task`: the loop.
 //!
@@ -32,9 +34,11 @@ mod judge;
 mod known;
 mod marked;
 mod metrics;
+mod pods;
 mod progress;
 mod pull;
 mod render;
+mod state;
 mod steps;
 mod task;
 
@@ -48,7 +52,8 @@ pub use metrics::RolloutMetrics;
 pub use progress::{Progress, baseline, is_ready, progress};
 pub use pull::{ImageState, PullSite, Puller, delete_pods};
 pub use render::{PlanError, Planner, PodUpgrade, Target, Upgrade};
-pub use task::{RolloutChannels, run};
+pub use state::RolloutChannels;
+pub use task::run;
 
 /// The field manager of changes to pods, and of the status field `upgrade`.
 const MANAGER: &str = "pillion-controller-rollout";
@@ -67,18 +72,25 @@ pub struct RolloutSettings {
     pub judge_interval: Duration,
     /// The limits of namespaced profiles, as the webhook applies them.
     pub guardrails: Guardrails,
+    /// How long the status must have published a share of the workloads until all replicas use it.
+    pub publish_settle: Duration,
+    /// How long the pod that replaces an evicted one must be ready.
+    pub settle: Duration,
     /// The platform's facts about the cluster, as the webhook knows them.
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
 impl Default for RolloutSettings {
-    /// Has a round every 2 s, sends at most 20 requests per second, and compares pods every 10 s.
+    /// Has a round every 2 s, sends at most 20 requests per second, and compares pods every 10 s. Replicas use a
+    /// published share after 10 s, and new pods must be ready for 10 s.
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(2),
             requests_per_second: 20,
             pull_secrets: Vec::new(),
             judge_interval: Duration::from_secs(10),
+            publish_settle: Duration::from_secs(10),
+            settle: Duration::from_secs(10),
             guardrails: Guardrails::default(),
             cluster: None,
         }

@@ -184,6 +184,11 @@ pub fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready").is_some_and(|ready| ready.get("status").is_some_and(|status| status == "True"))
 }
 
+/// Returns how often the containers of a pod were restarted.
+pub(super) fn restarts(pod: &Value) -> i64 {
+    statuses(pod).map(restart_count).sum()
+}
+
 fn restart_count(status: &Value) -> i64 {
     status.get("restartCount").and_then(Value::as_i64).unwrap_or_default()
 }

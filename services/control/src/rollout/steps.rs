@@ -63,6 +63,8 @@ pub(super) struct PodStates {
     /// Pods whose workload is in the share of the current step, and that can still get the revision. Only with the
     /// strategy `Restart`.
     pub(super) left_in_share: usize,
+    /// Whether evictions of the previous leader may not have ended. Then no pod is changed, and no phase ends.
+    pub(super) is_settling: bool,
 }
 
 /// The inputs of a decision.
@@ -90,7 +92,7 @@ pub(super) struct Situation<'s> {
 
 /// Whether new pods already get the revision, because of a rollback or an earlier promotion. Such a rollout needs no
 /// observation, and the failure of a pod does not stop it.
-fn is_return(situation: &Situation<'_>) -> bool {
+pub(super) fn is_return(situation: &Situation<'_>) -> bool {
     situation.is_rollback || situation.promoted == Some(situation.revision)
 }
 
@@ -124,16 +126,17 @@ pub(super) fn left(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
     share.saturating_sub(pods.upgraded + pods.running + pods.not_in_place)
 }
 
-/// Whether pods may be changed at this time, in seconds since 1970.
-pub(super) fn is_window_open(rollout: &Rollout, now: i64) -> bool {
-    let is_open = |window: &RolloutWindow| window.is_open(now);
-    rollout.windows.is_empty() || rollout.windows.iter().any(is_open)
+/// Whether pods may be changed at this time. Returns to another revision do not wait for a window.
+pub(super) fn is_window_open(situation: &Situation<'_>) -> bool {
+    let windows = &situation.rollout.windows;
+    let is_open = |window: &RolloutWindow| window.is_open(situation.now);
+    windows.is_empty() || is_return(situation) || windows.iter().any(is_open)
 }
 
 /// Returns how many further pods may be changed now.
 pub(super) fn capacity(rollout: &Rollout, pods: PodStates) -> usize {
     let most = usize::try_from(rollout.max_unavailable.unwrap_or(1)).unwrap_or(usize::MAX);
-    most.saturating_sub(pods.running)
+    if pods.is_settling { 0 } else { most.saturating_sub(pods.running) }
 }
 
 /// Returns how long the upgraded pods are observed after the current step, in seconds.
@@ -242,7 +245,7 @@ fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhas
         (Baking, Some(Verdict::Worse(why))) if !is_return(situation) => failed(why),
         (Paused, _) => (Upgrading, None),
         (Upgrading, _) => {
-            let is_reached = left(situation, status) == 0 && pods.running == 0;
+            let is_reached = left(situation, status) == 0 && pods.running == 0 && !pods.is_settling;
             (if is_reached { Baking } else { Upgrading }, None)
         }
         (Baking, Some(_)) => {
@@ -257,7 +260,7 @@ fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhas
                 () => (Upgrading, None),
             }
         }
-        (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck => (SteppedBack, None),
+        (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck && !pods.is_settling => (SteppedBack, None),
         (phase, _) => (phase, None),
     }
 }

@@ -4,50 +4,45 @@
 //! A changed state is written before any pod is changed because of it. The write fails if another leader has written
 //! meanwhile, and then nothing is changed.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{DynamicObject, ListParams};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
 use kube::runtime::events::EventType;
 use kube::{Api, Client};
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
-use pillion_api::names::UPGRADING_LABEL;
 use pillion_api::profile::RolloutStrategy;
-use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use pillion_engine::lookup::LookedUp;
 use pillion_engine::select::is_in_share;
-use pillion_engine::snapshot::Snapshot;
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::budgets::{self, Disruption};
+use super::budgets::Disruption;
 use super::change::pods as api_of;
-use super::evictions::{self, Evicted, Eviction};
+use super::evictions::{PhaseKey, Replacement};
 use super::judge::{self, Group, Verdict};
-use super::known::Known;
-use super::marked::{self, MarkedPod, Written, pod_timeout};
-use super::metrics::{RolloutMetrics, UpgradeResult};
-use super::progress::{baseline, is_ready, name as container_name, statuses};
-use super::pull::{self, FRESH_FOR, ImageState, PULL_LIMIT, PullSite, Puller};
-use super::render::{PlanError, Planner, PodUpgrade, Target, Upgrade, read_annotation};
+use super::marked::{self, MarkedPod, pod_timeout};
+use super::metrics::UpgradeResult;
+use super::pods::{Change, Restart};
+use super::progress::{is_ready, restarts};
+use super::pull::{self, FRESH_FOR, PULL_LIMIT, PullSite, Puller};
+use super::render::Planner;
+use super::state::{RolloutChannels, Task};
 use super::steps::{self, PodStates, Situation};
 use super::{MANAGER, RolloutSettings};
-use crate::audit::{PodsQuestion, ProfilePod, uid_number};
-use crate::client::{chain, lists};
-use crate::informer::index::Status;
-use crate::informer::lookups::Lookups;
+use crate::audit::{PodsQuestion, ProfilePod};
+use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::{Followed, profile_event, profile_status};
+use crate::webhook_config::switch::{self, Position};
 
 /// Minimum time between two writes of a status in which only counts have changed. Each write is sent to all replicas.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
@@ -55,58 +50,18 @@ const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
 const SAMPLE: usize = 50;
 /// The number of pods that are read at the same time for a comparison.
 const CONCURRENT_READS: usize = 4;
-/// Maximum number of upgrades that are planned in one round for one profile, so that other profiles are not delayed.
-const PLANS: usize = 32;
 /// Minimum time between two writes of the status of a rollout that has ended.
 const ENDED_INTERVAL: Duration = Duration::from_mins(10);
 /// Maximum time from the start of a leader's term until all profiles are compiled.
 const SETTLED_AFTER: Duration = Duration::from_mins(1);
 /// Time between two deletions of pods that pulled images.
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
-/// How long the status must have published a share of the workloads before pods are evicted. All replicas use the share
-/// by then.
-const PUBLISHED_AFTER: Duration = Duration::from_secs(10);
+/// How long a new pod may take to become ready before it is bad.
+const STARTING: Duration = Duration::from_mins(5);
+/// Maximum time for which a new leader waits for the evictions of its predecessor.
+const MAX_SETTLING: Duration = Duration::from_mins(10);
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
-
-/// The inputs and outputs of the task.
-#[derive(Debug)]
-pub struct RolloutChannels {
-    /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
-    pub published: Arc<ArcSwap<Snapshot>>,
-    /// The profiles whose running pods are upgraded.
-    pub followed: watch::Receiver<Option<Vec<Followed>>>,
-    /// The publisher's status. No pod is changed before its first snapshot.
-    pub status: watch::Receiver<Status>,
-    /// Sends questions about the pods of a profile to the audit.
-    pub questions: mpsc::Sender<PodsQuestion>,
-    /// Looks up the objects that profiles read.
-    pub lookups: Lookups,
-    /// The metrics.
-    pub metrics: RolloutMetrics,
-}
-
-struct Task {
-    client: Client,
-    settings: RolloutSettings,
-    channels: RolloutChannels,
-    planner: Planner,
-    /// Pulls the images of namespaced profiles. It has no credentials, because a tenant must not get an image with the
-    /// platform's credentials.
-    tenant_pulls: (PullSite, Puller),
-    /// Pulls the images of cluster profiles.
-    platform_pulls: (PullSite, Puller),
-    /// The state of rollouts in memory, by display name of the profile.
-    known: HashMap<String, Known>,
-    /// The profiles and namespaces of the last round, with guardrails.
-    active: (Arc<Snapshot>, Arc<Snapshot>),
-    /// When the term began.
-    began: Instant,
-    /// When pods that pull images were last deleted.
-    cleaned: Instant,
-    /// Whether marked pods must be read even if no profile is followed.
-    has_marked: bool,
-}
 
 /// Upgrades running pods while this controller leads.
 pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: RolloutSettings) {
@@ -127,6 +82,7 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
         settings,
         channels,
         known: HashMap::new(),
+        release,
         active: Default::default(),
         began: Instant::now(),
         cleaned: Instant::now(),
@@ -212,7 +168,8 @@ impl Task {
             pull::delete_pods(&self.client, &self.platform_pulls.0.namespace, PULL_LIMIT + FRESH_FOR).await?;
             self.cleaned = Instant::now();
         }
-        let running = marked.iter().filter(|pod| pod.upgraded.running.is_some()).count();
+        let evicted: usize = self.known.values().map(|known| known.evictions.open.len()).sum();
+        let running = evicted + marked.iter().filter(|pod| pod.upgraded.running.is_some()).count();
         self.channels.metrics.show(running, failed);
         Ok(())
     }
@@ -259,9 +216,10 @@ impl Task {
             now: Timestamp::now().as_second(),
         };
         let restarts = profile.rollout.strategy == Some(RolloutStrategy::Restart);
-        let percent = steps::percent(&situation, &steps::start(&situation));
+        let begun = steps::start(&situation);
+        let (phase, percent) = ((revision.to_owned(), begun.since.0.as_second()), steps::percent(&situation, &begun));
         let in_share = if restarts { in_share(percent, name, &pods) } else { HashSet::new() };
-        self.follow_evictions(profile, name, &pods).await?;
+        self.follow_evictions(name, &phase, &pods).await?;
         let known = self.known.entry(name.to_owned()).or_default();
         let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
         let count =
@@ -270,23 +228,24 @@ impl Task {
         let counts = PodStates {
             all: pods.len(),
             upgraded: count(&|pod| *pod.revision == *revision),
-            running: running.len() + known.evictions.len(),
+            running: running.len() + known.evictions.open.len(),
             not_in_place: count(&|pod| *pod.revision != *revision && has_obstacle(pod, revision)),
             away: count(&is_away),
             stuck: count(&|pod| is_away(pod) && previous.is_some_and(|to| has_obstacle(pod, to))),
             left_in_share: count(&|pod| {
                 *pod.revision != *revision && in_share.contains(&pod.uid) && !has_obstacle(pod, revision)
             }),
+            is_settling: restarts && self.began.elapsed() < pod_timeout(profile).min(MAX_SETTLING),
         };
+        let eviction_failure = known.evictions.failure(&phase, profile.rollout.max_unavailable.unwrap_or(1));
         let failure = failure(name, revision, &marked)
             .or_else(|| known.pull_failure(pod_timeout(profile)))
-            .or_else(|| known.eviction_failure());
-        let is_closed = !steps::is_window_open(&profile.rollout, situation.now);
+            .or_else(|| eviction_failure.clone());
+        let is_closed = begun.phase == UpgradePhase::Upgrading && !steps::is_window_open(&situation);
         let closed = is_closed.then_some("no window of the rollout is open");
         let waits: Vec<_> =
             closed.into_iter().chain(known.waits.iter().map(String::as_str)).take(MAX_REASONS).collect();
         let waits = (!waits.is_empty()).then(|| waits.join("; "));
-        let published_for = known.published_for(profile.published_percent);
         situation.pods = counts;
         situation.failure = failure.as_deref();
         situation.waits = waits.as_deref();
@@ -313,8 +272,11 @@ impl Task {
                 *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
             };
             let candidates = pods.iter().filter(is_candidate);
-            let restart = restarts.then(|| self.restart(profile, percent, published_for, situation.now));
-            let change = Change { name, revision, to, is_step_back, restart };
+            let restart = match restarts {
+                true => Some(self.restart(profile, phase, percent, eviction_failure, &listed).await?),
+                false => None,
+            };
+            let change = Change { name, revision, to, is_step_back, restart: restart.as_ref(), all: &pods };
             self.change_pods(change, candidates, limit, ongoing).await?;
         }
         Ok(has_failed(&status))
@@ -336,53 +298,68 @@ impl Task {
         }
         let looks = steps::bake_seconds(situation, before.step) / seconds(self.settings.judge_interval) + 1;
         let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-        let (upgraded, others) = self.observe(pods, busy, situation.revision, before.since.0.as_second()).await?;
+        // Only with the strategy `Restart`, most pods of one group are new.
+        let starting = match situation.rollout.strategy {
+            Some(RolloutStrategy::Restart) => Timestamp::now() - STARTING,
+            _ => Timestamp::MAX,
+        };
+        let times = (before.since.0.as_second(), starting);
+        let (upgraded, others) = self.observe(pods, busy, situation.revision, times).await?;
         Ok(Some(judge::compare(&upgraded, &others, looks)))
     }
 
-    /// Returns when pods may be evicted. The new pods get their revision from replicas, which must use the share first.
-    fn restart(&self, profile: &Followed, percent: u8, published_for: Duration, now: i64) -> Restart {
-        let waits = if self.began.elapsed() < pod_timeout(profile) {
-            Some("the evictions of the previous leader may not have ended")
-        } else if profile.published_percent.unwrap_or(100) != percent || published_for < PUBLISHED_AFTER {
-            Some("the replicas may not use the new share of the workloads yet")
-        } else {
-            None
+    /// Returns when pods of a profile may be evicted. `listed` has all its pods.
+    async fn restart(
+        &mut self,
+        profile: &Followed,
+        phase: PhaseKey,
+        percent: u8,
+        failure: Option<String>,
+        listed: &HashSet<u128>,
+    ) -> kube::Result<Restart> {
+        let published = profile.published_percent.unwrap_or(100);
+        let known = self.known.entry(profile.name.to_string()).or_default();
+        let is_used = known.evictions.publish(&profile.revision, published, listed, self.settings.publish_settle);
+        let waits = match failure {
+            // A return to another revision does not fail. It only evicts no further pods.
+            Some(failure) => Some(failure),
+            None if published != percent || !is_used => {
+                Some("the replicas may not use the new share of the workloads yet".to_owned())
+            }
+            None if self.is_switched_off().await? => {
+                Some("the kill switch disables injection, so new pods would have no sidecar".to_owned())
+            }
+            None => None,
         };
-        Restart { waits, created_before: now - seconds(published_for) + seconds(PUBLISHED_AFTER) }
+        Ok(Restart { waits, phase, limit: pod_timeout(profile) })
     }
 
-    /// Counts the evicted pods of a profile that were replaced by ready ones, and those that were not replaced in time.
-    async fn follow_evictions(&mut self, profile: &Followed, name: &str, pods: &[ProfilePod]) -> kube::Result<()> {
+    /// Whether an administrator has disabled injection or the webhooks.
+    async fn is_switched_off(&self) -> kube::Result<bool> {
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), self.release.namespace());
+        let switch = api.get_opt(self.release.name()).await?;
+        Ok([switch::injection(switch.as_ref()), switch::webhooks(switch.as_ref())].contains(&Position::Off))
+    }
+
+    /// Follows the evictions of a profile's pods: counts those that were replaced by ready ones, and those that were not
+    /// in time.
+    async fn follow_evictions(&mut self, name: &str, phase: &PhaseKey, pods: &[ProfilePod]) -> kube::Result<()> {
         let known = self.known.entry(name.to_owned()).or_default();
-        let (limit, metrics) = (pod_timeout(profile), &self.channels.metrics);
-        for eviction in std::mem::take(&mut known.evictions) {
-            let mut is_replaced = false;
-            let mut has_new = false;
-            for pod in pods.iter().filter(|pod| eviction.may_be_replaced_by(pod)) {
-                if known.replaced_by.contains(&pod.uid) {
+        let mut result = Ok(());
+        for mut eviction in std::mem::take(&mut known.evictions.open) {
+            let outcome = match eviction.follow(&self.client, pods, self.settings.settle).await {
+                Ok(Replacement::Ready) => UpgradeResult::Completed,
+                Ok(Replacement::Overdue) => UpgradeResult::Failed,
+                pending => {
+                    known.evictions.open.push(eviction);
+                    result = result.and(pending.map(drop));
                     continue;
                 }
-                has_new = true;
-                let found = api_of(&self.client, &pod.namespace).get_opt(&pod.name).await?;
-                if found.and_then(|found| serde_json::to_value(&found).ok()).is_some_and(|found| is_ready(&found)) {
-                    known.replaced_by.insert(pod.uid);
-                    is_replaced = true;
-                    break;
-                }
-            }
-            match () {
-                () if is_replaced => metrics.count(name, &profile.revision, UpgradeResult::Completed),
-                () if eviction.at.elapsed() < limit => known.evictions.push(eviction),
-                // Without a new pod, the workload was probably scaled down or deleted.
-                () if has_new => {
-                    metrics.count(name, &profile.revision, UpgradeResult::Failed);
-                    known.overdue += 1;
-                }
-                () => {}
-            }
+            };
+            self.channels.metrics.count(name, eviction.revision(), outcome);
+            known.evictions.count(&eviction, phase, outcome == UpgradeResult::Completed);
         }
-        Ok(())
+        result
     }
 
     /// Whether upgraded pods must be compared with others now.
@@ -398,13 +375,14 @@ impl Task {
     }
 
     /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. `since`
-    /// is the start of the observation, in seconds since 1970. `busy` has the pods that are being changed.
+    /// is the start of the observation, in seconds since 1970. Pods that were created after `starting_since`, and are not
+    /// ready yet, do not count. `busy` has the pods that are being changed.
     async fn observe(
         &self,
         pods: &[ProfilePod],
         busy: &HashSet<u128>,
         revision: &str,
-        since: i64,
+        (since, starting_since): (i64, Timestamp),
     ) -> kube::Result<(Group, Group)> {
         let (mut upgraded, mut others) = (Group::default(), Group::default());
         for (group, is_upgraded) in [(&mut upgraded, true), (&mut others, false)] {
@@ -416,8 +394,11 @@ impl Task {
             });
             let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENT_READS);
             while let Some(read) = reads.next().await {
-                let alive = read?.filter(|pod| pod.metadata.deletion_timestamp.is_none());
-                if let Some(pod) = alive.and_then(|pod| serde_json::to_value(&pod).ok()) {
+                let Some(pod) = read?.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else { continue };
+                let is_new = pod.metadata.creation_timestamp.as_ref().is_some_and(|time| time.0 >= starting_since);
+                let Ok(pod) = serde_json::to_value(&pod) else { continue };
+                // A pod that is just starting is not ready, whatever its revision is.
+                if !is_new || is_ready(&pod) || restarts(&pod) > 0 {
                     group.add(&pod, since);
                 }
             }
@@ -479,308 +460,11 @@ impl Task {
             warn!(profile = %profile.name, error = chain(&error), "an event could not be recorded");
         }
     }
-
-    /// Changes at most `limit` pods, in this order.
-    async fn change_pods(
-        &mut self,
-        change: Change<'_>,
-        candidates: impl Iterator<Item = &ProfilePod>,
-        limit: usize,
-        ongoing: &mut Vec<(String, Disruption)>,
-    ) -> kube::Result<()> {
-        let mut known = self.known.remove(change.name).unwrap_or_default();
-        let done = self.change_with(change, candidates, limit, ongoing, &mut known).await;
-        self.known.insert(change.name.to_owned(), known);
-        done
-    }
-
-    async fn change_with(
-        &mut self,
-        change: Change<'_>,
-        candidates: impl Iterator<Item = &ProfilePod>,
-        mut limit: usize,
-        ongoing: &mut Vec<(String, Disruption)>,
-        known: &mut Known,
-    ) -> kube::Result<()> {
-        let mut plans = PLANS;
-        let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
-        let mut candidates: Vec<_> = candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect();
-        // Pods that were delayed come last, the longest delayed first. So they do not prevent the upgrade of others.
-        candidates.sort_by_key(|pod| known.last_try(pod.uid));
-        for pod in candidates {
-            if limit == 0 || plans == 0 {
-                break;
-            }
-            if known.is_delayed(pod.uid) {
-                continue;
-            }
-            plans -= 1;
-            let found = api_of(&self.client, &pod.namespace).get_opt(&pod.name).await?;
-            let exists = |found: &DynamicObject| {
-                found.metadata.deletion_timestamp.is_none()
-                    && uid_number(found.metadata.uid.as_deref().unwrap_or_default()) == pod.uid
-            };
-            let Some(object) = found.filter(exists) else { continue };
-            let Ok(value) = serde_json::to_value(&object) else { continue };
-            // The controller writes label and annotation together. Without the label, another client has changed one of
-            // them.
-            let is_marked = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(UPGRADING_LABEL));
-            if is_marked && read_annotation(&value).is_some_and(|upgraded| upgraded.running.is_some()) {
-                // Another rollout, or another leader, has begun to change the pod since the marked pods were listed.
-                limit -= 1;
-                continue;
-            }
-            let action = match self.plan((pod, &object, &value), change, known.last_try(pod.uid).is_some()).await {
-                Planned::Current => {
-                    // The audit has not reported the pod's revision yet.
-                    limit -= 1;
-                    continue;
-                }
-                Planned::Action(action) => action,
-                Planned::Impossible(reasons) => {
-                    known.add_obstacle(pod.uid, change.to, reasons);
-                    continue;
-                }
-                Planned::Later(why) => {
-                    known.delay(pod.uid, why);
-                    continue;
-                }
-            };
-            if let Action::Upgrade(upgrade) = &action
-                && !self.has_images(pod, &object, upgrade, change, known).await?
-            {
-                continue;
-            }
-            if !budgets.contains_key(&*pod.namespace) {
-                let api = Api::<PodDisruptionBudget>::namespaced(self.client.clone(), &pod.namespace);
-                budgets.insert(&pod.namespace, lists::all(&api, &ListParams::default()).await?);
-            }
-            let of_namespace = budgets.get(&*pod.namespace).map(Vec::as_slice).unwrap_or_default();
-            let disruption = Disruption { labels: serde_json::to_value(&object.metadata.labels).ok(), pods: 1 };
-            let beside: Vec<_> =
-                ongoing.iter().filter(|(namespace, _)| **namespace == *pod.namespace).map(|(_, taken)| taken).collect();
-            // A pod that is not ready is disrupted already.
-            let is_ready = is_ready(&value);
-            if let Some(refusal) = budgets::refusal(&disruption, of_namespace, &beside).filter(|_| is_ready) {
-                known.delay(pod.uid, refusal);
-                continue;
-            }
-            let has_begun = match action {
-                Action::Upgrade(upgrade) => self.begin((pod, &object, &value), *upgrade, change, known).await,
-                Action::Evict(controller) => self.evict(pod, &object, controller, change, known).await?,
-            };
-            if has_begun {
-                limit -= 1;
-                if is_ready {
-                    ongoing.push((pod.namespace.to_string(), disruption));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the images of an upgrade are on the pod's node. Otherwise begins to pull them.
-    async fn has_images(
-        &mut self,
-        pod: &ProfilePod,
-        object: &DynamicObject,
-        upgrade: &Upgrade,
-        change: Change<'_>,
-        known: &mut Known,
-    ) -> kube::Result<bool> {
-        let node = object.data.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
-        let is_tenants = change.name.contains('/');
-        let (site, puller) = if is_tenants { &mut self.tenant_pulls } else { &mut self.platform_pulls };
-        let (state, text) = puller.images(&self.client, object, &upgrade.changes, site).await?;
-        match state {
-            ImageState::Present => {
-                if upgrade.changes.iter().any(|change| change.image.is_some()) {
-                    known.add_pulled(node);
-                }
-                return Ok(true);
-            }
-            ImageState::Waiting => _ = known.waits.insert(text),
-            ImageState::Failed(_) if known.add_unpullable(node, &text) => {
-                known.add_obstacle(pod.uid, change.to, vec![text]);
-            }
-            ImageState::Failed(_) => known.delay(pod.uid, text),
-        }
-        Ok(false)
-    }
-
-    /// Evicts a pod. Returns whether that has begun.
-    async fn evict(
-        &self,
-        pod: &ProfilePod,
-        object: &DynamicObject,
-        controller: String,
-        change: Change<'_>,
-        known: &mut Known,
-    ) -> kube::Result<bool> {
-        let eviction = Eviction {
-            namespace: pod.namespace.clone(),
-            controller,
-            at: Instant::now(),
-            since: Timestamp::now().as_second(),
-        };
-        match evictions::evict(&self.client, pod, object.metadata.uid.as_deref().unwrap_or_default()).await? {
-            Evicted::Done => {
-                self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun);
-                known.evictions.push(eviction);
-                return Ok(true);
-            }
-            Evicted::Gone => {}
-            Evicted::Refused(why) => known.delay(pod.uid, why),
-        }
-        Ok(false)
-    }
-
-    /// Plans the change of a pod. `was_tried` says whether the pod was delayed before.
-    async fn plan(
-        &self,
-        (pod, object, value): (&ProfilePod, &DynamicObject, &Value),
-        change: Change<'_>,
-        was_tried: bool,
-    ) -> Planned {
-        let targets = BTreeMap::from([(change.name.to_owned(), change.to.to_owned())]);
-        match self.planner.plan(&self.active.1, object, Target::Revisions(&targets)).await {
-            Ok(PodUpgrade::Current) => Planned::Current,
-            Ok(PodUpgrade::Recreate(reasons)) => change.eviction(pod, object, is_ready(value) || was_tried, reasons),
-            Ok(PodUpgrade::Impossible(reasons)) => Planned::Impossible(reasons),
-            Ok(PodUpgrade::Possible(upgrade)) => {
-                let failed = upgrade.upgraded.failed.get(change.name);
-                if !change.is_step_back && failed.is_some_and(|failed| failed.revision == change.to) {
-                    return Planned::Impossible(vec!["an earlier upgrade to this revision failed".to_owned()]);
-                }
-                if let Some(ended) = ended_container(value, &upgrade.changes) {
-                    return Planned::Impossible(vec![format!("container {ended} has ended")]);
-                }
-                Planned::Action(Action::Upgrade(upgrade))
-            }
-            Err(PlanError::Revision(error)) => Planned::Later(format!("a revision cannot be read: {}", chain(&error))),
-            // Another attempt would fail, too.
-            Err(error) => Planned::Impossible(vec![chain(&error)]),
-        }
-    }
-
-    /// Begins the upgrade of a pod in place. Returns whether it may have begun.
-    async fn begin(
-        &mut self,
-        (pod, object, value): (&ProfilePod, &DynamicObject, &Value),
-        upgrade: Upgrade,
-        change: Change<'_>,
-        known: &mut Known,
-    ) -> bool {
-        let Upgrade { changes, previous, upgraded } = upgrade;
-        let running = baseline(value, &changes, previous, Timestamp::now().as_second());
-        let upgraded = upgraded.with_running(RunningUpgrade {
-            to: change.to.to_owned(),
-            is_step_back: change.is_step_back,
-            ..running
-        });
-        let metrics = &self.channels.metrics;
-        match marked::write(&self.client, object, &changes, &upgraded, true).await {
-            Written::Done => metrics.count(change.name, change.revision, UpgradeResult::Begun),
-            // The pod may have changed, because the response may be lost. So it counts towards the limit until the next
-            // round, which reads all marked pods.
-            Written::NotNow => {}
-            Written::Rejected(why) => {
-                metrics.count(change.name, change.revision, UpgradeResult::Rejected);
-                known.add_obstacle(pod.uid, change.to, vec![why]);
-                return false;
-            }
-            Written::Forbidden(why) => {
-                metrics.count(change.name, change.revision, UpgradeResult::Rejected);
-                known.delay(pod.uid, why);
-                return false;
-            }
-        }
-        self.has_marked = true;
-        true
-    }
-}
-
-/// A change that pods of a profile need.
-#[derive(Clone, Copy)]
-struct Change<'c> {
-    /// The profile's display name.
-    name: &'c str,
-    /// The revision of the rollout.
-    revision: &'c str,
-    /// The revision that the pods get.
-    to: &'c str,
-    is_step_back: bool,
-    /// `None` if pods are not evicted.
-    restart: Option<Restart>,
-}
-
-/// When pods may be evicted.
-#[derive(Clone, Copy)]
-struct Restart {
-    /// Why no pod may be evicted now.
-    waits: Option<&'static str>,
-    /// Pods that were created later got their revision from replicas that used the new share of the workloads. Evicting
-    /// them would change nothing. In seconds since 1970.
-    created_before: i64,
-}
-
-impl Change<'_> {
-    /// Decides whether a pod is evicted that cannot be changed in place for these reasons. `is_due` says whether the pod
-    /// is ready, or was delayed before.
-    fn eviction(&self, pod: &ProfilePod, object: &DynamicObject, is_due: bool, mut reasons: Vec<String>) -> Planned {
-        let Some(restart) = self.restart else { return Planned::Impossible(reasons) };
-        let controller = match evictions::controller(object) {
-            Ok(_) if pod.created >= restart.created_before => {
-                Err("it was created with another revision meanwhile".into())
-            }
-            controller => controller,
-        };
-        match (controller, restart.waits) {
-            (Err(why), _) => {
-                reasons.push(why);
-                Planned::Impossible(reasons)
-            }
-            (Ok(_), Some(why)) => Planned::Later(why.to_owned()),
-            (Ok(controller), None) if is_due || self.is_step_back => Planned::Action(Action::Evict(controller)),
-            // The pods that replace ready ones show whether the revision works, so they come first.
-            (Ok(_), None) => Planned::Later("pods that are not ready are restarted after the others".to_owned()),
-        }
-    }
-}
-
-/// How a pod gets a revision.
-enum Action {
-    Upgrade(Box<Upgrade>),
-    /// Its controller, such as `ReplicaSet/web-5d8`, replaces it.
-    Evict(String),
-}
-
-/// What to do with a pod.
-enum Planned {
-    /// The pod has the revision already.
-    Current,
-    Action(Action),
-    /// The pod cannot get the revision, for these reasons.
-    Impossible(Vec<String>),
-    /// The pod cannot be changed now, for this reason.
-    Later(String),
 }
 
 /// Returns the parts of a status that must be written before pods are changed.
 fn state(status: &UpgradeStatus) -> (&str, UpgradePhase, u32, Option<&str>) {
     (&status.revision, status.phase, status.step, status.handled_request.as_deref())
-}
-
-/// Returns a changed container that has ended, and that the kubelet does not restart.
-fn ended_container<'c>(pod: &Value, changes: &'c [ContainerChange]) -> Option<&'c str> {
-    let restarts = pod.pointer("/spec/restartPolicy").is_none_or(|policy| policy == "Always");
-    let has_ended = |change: &&ContainerChange| {
-        let mut of_container = statuses(pod).filter(|status| container_name(status) == Some(&change.name));
-        change.list == ContainerList::Containers
-            && of_container.any(|status| status.pointer("/state/terminated").is_some())
-    };
-    let ended = changes.iter().filter(|_| !restarts).find(has_ended)?;
-    Some(&ended.name)
 }
 
 /// Returns the first failure of an upgrade to a revision.

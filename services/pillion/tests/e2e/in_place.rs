@@ -15,7 +15,7 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch
 use kube::client::Body;
 use pillion_api::ClusterInjectionProfile;
 use pillion_api::kinds::{ProfileStatus, UpgradePhase, UpgradeStatus};
-use pillion_api::names::{ROLLOUT_ANNOTATION, UPGRADED_ANNOTATION, UPGRADING_LABEL};
+use pillion_api::names::{ROLLBACK_TO_ANNOTATION, ROLLOUT_ANNOTATION, UPGRADED_ANNOTATION, UPGRADING_LABEL};
 use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Reads};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_control::revisions::Strategies;
@@ -92,6 +92,8 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
         interval: Duration::from_millis(100),
         requests_per_second: 500,
         judge_interval: Duration::from_millis(500),
+        publish_settle: Duration::from_secs(3),
+        settle: Duration::from_millis(500),
         ..RolloutSettings::default()
     };
     let strategies = Strategies { in_place: true, restart: true };
@@ -689,6 +691,8 @@ fn pods_are_evicted_in_shares_of_workloads() {
                 pod["metadata"].get("deletionTimestamp").is_none() && pod["status"]["conditions"][0]["status"] == "True"
             };
             least_ready = least_ready.min(pods.iter().filter(is_ready).count());
+            let of_web_0 = pods.iter().filter(is_ready).filter(|pod| pod["metadata"]["labels"]["app"] == "web-0");
+            ensure!(of_web_0.count() > 0, "no pod of web-0 is ready");
             let status = shop.status().await?;
             if status.revision != first.revision && status.step == 0 {
                 in_first_step = in_first_step.max(pods.iter().filter(|pod| version(pod) == Some("2")).count());
@@ -727,6 +731,19 @@ fn pods_are_evicted_in_shares_of_workloads() {
         let kept = uids(&pods).intersection(&good).count();
         ensure!(kept + touched.len() >= good.len(), "{kept} of {} pods were kept", good.len());
         print_figures(&format!("{} pods got the bad version and returned", touched.len()));
+
+        // A rollback replaces the pods of all workloads once, without steps.
+        let mut seen = uids(&pods);
+        let request = format!("{ROLLBACK_TO_ANNOTATION}={}", first.revision);
+        control_plane.kubectl_ok(&["annotate", "clusterinjectionprofile", "shipper", &request]).await?;
+        shop.wait_for("all pods have the earlier version", async || {
+            let pods = are_ready().await?;
+            seen.extend(uids(&pods));
+            ensure!(pods.iter().all(|pod| version(pod) == Some("1")), "a pod has a later version");
+            Ok(())
+        })
+        .await?;
+        ensure!(seen.len() == good.len() + all, "{} pods instead of {all} were created", seen.len() - good.len());
         drop(leader);
         Ok(())
     });
@@ -761,7 +778,9 @@ fn rollout_sends_few_requests() {
         let (sent, took) = (requests.load(Ordering::SeqCst), begun.elapsed());
         // Each pod needs one read and two writes. Each round lists the marked pods, and each batch the budgets.
         print_figures(&format!("{pods} pods, {sent} requests in {took:.1?}"));
-        ensure!(sent <= 3 * pods + 200, "{sent} requests for {pods} pods");
+        // The number of rounds depends on the speed of the machine.
+        let rounds = usize::try_from(took.as_millis() / 100)?;
+        ensure!(sent <= 3 * pods + 6 * rounds + 50, "{sent} requests for {pods} pods");
         Ok(())
     });
 }

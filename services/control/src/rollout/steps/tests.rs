@@ -82,6 +82,10 @@ fn workloads_are_restarted_in_shares() {
     assert_eq!(with(1, 0), UpgradePhase::Upgrading);
     assert_eq!(with(0, 1), UpgradePhase::Upgrading, "an evicted pod is not replaced yet");
     assert_eq!(with(0, 0), UpgradePhase::Baking);
+    // A new leader does not know the evictions of its predecessor.
+    let settling = PodStates { is_settling: true, ..pods(20, 5, 0) };
+    assert_eq!(next(&situation(&rollout, Some(&first), settling, 110)).phase, UpgradePhase::Upgrading);
+    assert_eq!(capacity(&rollout, settling), 0);
     assert_eq!(percent(&situation(&rollout, None, pods(20, 0, 0), 100), &first), 10);
 }
 
@@ -117,8 +121,11 @@ fn step_with_pause_waits_for_user() {
 fn pods_are_changed_within_windows() {
     let window = RolloutWindow { days: Vec::new(), start: "01:00".to_owned(), hours: 1 };
     let rollout = Rollout { windows: vec![window], ..rollout(&[]) };
-    assert!(is_window_open(&rollout, 3_600) && !is_window_open(&rollout, 7_200));
-    assert!(is_window_open(&Rollout::default(), 0));
+    let at = |now| situation(&rollout, None, pods(4, 0, 0), now);
+    assert!(is_window_open(&at(3_600)) && !is_window_open(&at(7_200)));
+    assert!(is_window_open(&Situation { is_rollback: true, ..at(7_200) }));
+    let always = Rollout::default();
+    assert!(is_window_open(&Situation { rollout: &always, ..at(0) }));
 }
 
 #[test]

@@ -1,0 +1,62 @@
+//! The state of the task of one term.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use kube::Client;
+use pillion_engine::snapshot::Snapshot;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::RolloutSettings;
+use super::known::Known;
+use super::metrics::RolloutMetrics;
+use super::pull::{PullSite, Puller};
+use super::render::Planner;
+use crate::audit::PodsQuestion;
+use crate::informer::index::Status;
+use crate::informer::lookups::Lookups;
+use crate::release::Release;
+use crate::revisions::Followed;
+
+/// The inputs and outputs of the task.
+#[derive(Debug)]
+pub struct RolloutChannels {
+    /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
+    pub published: Arc<ArcSwap<Snapshot>>,
+    /// The profiles whose running pods are upgraded.
+    pub followed: watch::Receiver<Option<Vec<Followed>>>,
+    /// The publisher's status. No pod is changed before its first snapshot.
+    pub status: watch::Receiver<Status>,
+    /// Sends questions about the pods of a profile to the audit.
+    pub questions: mpsc::Sender<PodsQuestion>,
+    /// Looks up the objects that profiles read.
+    pub lookups: Lookups,
+    /// The metrics.
+    pub metrics: RolloutMetrics,
+}
+
+pub(super) struct Task {
+    pub(super) client: Client,
+    pub(super) settings: RolloutSettings,
+    pub(super) channels: RolloutChannels,
+    pub(super) planner: Planner,
+    /// Pulls the images of namespaced profiles. It has no credentials, because a tenant must not get an image with the
+    /// platform's credentials.
+    pub(super) tenant_pulls: (PullSite, Puller),
+    /// Pulls the images of cluster profiles.
+    pub(super) platform_pulls: (PullSite, Puller),
+    /// The state of rollouts in memory, by display name of the profile.
+    pub(super) known: HashMap<String, Known>,
+    /// The release.
+    pub(super) release: Arc<Release>,
+    /// The profiles and namespaces of the last round, with guardrails.
+    pub(super) active: (Arc<Snapshot>, Arc<Snapshot>),
+    /// When the term began.
+    pub(super) began: Instant,
+    /// When pods that pull images were last deleted.
+    pub(super) cleaned: Instant,
+    /// Whether marked pods must be read even if no profile is followed.
+    pub(super) has_marked: bool,
+}
