@@ -277,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_mins(1);
     const SETTLE: Duration = Duration::from_secs(10);
 
     fn object(owners: &Value) -> DynamicObject {

@@ -272,9 +272,10 @@ impl Task {
                 *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
             };
             let candidates = pods.iter().filter(is_candidate);
-            let restart = match restarts {
-                true => Some(self.restart(profile, phase, percent, eviction_failure, &listed).await?),
-                false => None,
+            let restart = if restarts {
+                Some(self.restart(profile, phase, percent, eviction_failure, &listed).await?)
+            } else {
+                None
             };
             let change = Change { name, revision, to, is_step_back, restart: restart.as_ref(), all: &pods };
             self.change_pods(change, candidates, limit, ongoing).await?;
@@ -350,9 +351,13 @@ impl Task {
             let outcome = match eviction.follow(&self.client, pods, self.settings.settle).await {
                 Ok(Replacement::Ready) => UpgradeResult::Completed,
                 Ok(Replacement::Overdue) => UpgradeResult::Failed,
-                pending => {
+                Ok(Replacement::Pending) => {
                     known.evictions.open.push(eviction);
-                    result = result.and(pending.map(drop));
+                    continue;
+                }
+                Err(error) => {
+                    known.evictions.open.push(eviction);
+                    result = Err(error);
                     continue;
                 }
             };

@@ -628,6 +628,30 @@ fn profile_with_version(version: &str, rollout: &Json) -> Result<String> {
 const WORKLOADS: usize = 8;
 const REPLICAS: usize = 2;
 
+impl Shop {
+    /// Creates Deployments, a pod without a controller, and a budget for the first Deployment.
+    async fn create_workloads(&self) -> Result<()> {
+        for number in 0..WORKLOADS {
+            let labels = json!({"app": format!("web-{number}")});
+            let template = json!({"metadata": {"labels": labels}, "spec": pod("")["spec"]});
+            let deployment = json!({
+                "apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"name": format!("web-{number}"), "namespace": "shop"},
+                "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
+            });
+            self.rig.control_plane.apply_yaml(&deployment.to_string()).await?;
+        }
+        // A bare pod is never evicted.
+        self.rig.create("shop", &pod("bare")).await?;
+        let budget = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "web-0"}}},
+        });
+        self.rig.control_plane.apply_yaml(&budget.to_string()).await?;
+        Ok(())
+    }
+}
+
 #[test]
 fn pods_are_evicted_in_shares_of_workloads() {
     Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
@@ -641,23 +665,7 @@ fn pods_are_evicted_in_shares_of_workloads() {
         let before = shop.status().await?.revision;
         control_plane.apply_yaml(&profile_with_version("1", &rollout)?).await?;
         let first = shop.ends(&before, UpgradePhase::Complete).await?;
-        for number in 0..WORKLOADS {
-            let labels = json!({"app": format!("web-{number}")});
-            let template = json!({"metadata": {"labels": labels}, "spec": pod("")["spec"]});
-            let deployment = json!({
-                "apiVersion": "apps/v1", "kind": "Deployment",
-                "metadata": {"name": format!("web-{number}"), "namespace": "shop"},
-                "spec": {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
-            });
-            control_plane.apply_yaml(&deployment.to_string()).await?;
-        }
-        // A bare pod is never evicted.
-        shop.rig.create("shop", &pod("bare")).await?;
-        let budget = json!({
-            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "shop"},
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "web-0"}}},
-        });
-        control_plane.apply_yaml(&budget.to_string()).await?;
+        shop.create_workloads().await?;
         let all = WORKLOADS * REPLICAS;
         let are_ready = async || -> Result<Vec<Json>> {
             let pods = shop.pods().await?;

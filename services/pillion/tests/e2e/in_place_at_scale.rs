@@ -148,11 +148,12 @@ fn rollout_reaches_all_pods_of_large_cluster() {
             }
         }
         ensure!(restarted == pods, "{restarted} of {pods} pods");
+        #[expect(clippy::cast_precision_loss, reason = "the ratio is only printed")]
+        let per_pod = sent as f64 / pods as f64;
         print_figures(&format!(
             "{pods} pods on {NODES} nodes were created in {created:.0?} and upgraded in {took:.0?}, with {sent} requests \
-             for pods ({:.2} per pod) at a limit of {REQUESTS_PER_SECOND} per second; memory of the leader: {empty} MiB \
+             for pods ({per_pod:.2} per pod) at a limit of {REQUESTS_PER_SECOND} per second; memory of the leader: {empty} MiB \
              without pods, at most {} MiB",
-            sent as f64 / pods as f64,
             resident("VmHWM")?,
         ));
         ensure!(sent <= 3 * pods + 2_000, "{sent} requests for {pods} pods");
