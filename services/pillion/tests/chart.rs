@@ -103,7 +103,7 @@ fn everything() -> Json {
             "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
         },
         "guardrails": {"profiles": {"registries": ["ghcr.io/team"]}},
-        "rollout": {"inPlace": true, "pullSecrets": ["registry"], "requestsPerSecond": 50},
+        "rollout": {"inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50},
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -374,7 +374,8 @@ fn policies_come_from_values() {
             } else if set == "everything" {
                 assert_eq!(policy["webhooks"]["excludedNamespaces"], json!(["vault"]));
                 assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
-                let rollouts = json!({"inPlace": true, "pullSecrets": ["registry"], "requestsPerSecond": 50});
+                let rollouts =
+                    json!({"inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50});
                 assert_eq!(policy["rollouts"], rollouts);
                 assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
                 assert_eq!(policy["guardrails"]["recordDecisions"], true, "a simulated pod equals a created one");
@@ -447,6 +448,11 @@ fn in_place_permissions_follow_value() {
     ];
     assert_eq!(granted(0), cluster);
     assert_eq!(granted(2), [r#"[""] ["pods"]: ["create","delete"]"#]);
+    let restart = rules(rendered(&json!({"rollout": {"inPlace": true, "restart": true}})));
+    let role = &restart[added[0].0]["rules"];
+    let evicts = json!({"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]});
+    assert_eq!(role.as_array().unwrap().iter().filter(|rule| **rule == evicts).count(), 1, "{role}");
+    assert_eq!(role.as_array().unwrap().len(), cluster.len() + 1);
     for (_, binding) in [added[1], added[3]] {
         assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
     }
