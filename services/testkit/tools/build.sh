@@ -140,7 +140,8 @@ flock 9
 
 # Go's build cache for these modules takes over ten gigabytes; it is deleted once everything is built.
 export GOCACHE=$cache/.go-build CGO_ENABLED=0 GOFLAGS=-trimpath GOWORK=off
-trap 'chmod -R u+w "$GOCACHE" 2>/dev/null; rm -rf "$GOCACHE"' EXIT
+# If another process has built everything in the meantime, there is no cache, and chmod fails.
+trap 'chmod -R u+w "$GOCACHE" 2>/dev/null || true; rm -rf "$GOCACHE"' EXIT
 
 pinned() { (cd "$here/$1" && go list -m -f '{{.Version}}' "$2"); } # MODULE GO-MODULE
 
