@@ -1,5 +1,5 @@
-//! Upgrades running pods in place: changes the images and the resources of injected containers, and waits until the
-//! containers run. The application's containers are not restarted.
+//! Brings new revisions to running pods. Changes the images and the resources of injected containers in place, and waits
+//! until the containers run. With the strategy `Restart`, evicts pods that cannot be changed in place.
 //!
 //! Used by the leader's task and by the command `pillion rollout --in-place`:
 //!
