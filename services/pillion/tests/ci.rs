@@ -64,7 +64,7 @@ fn repository() -> TempDir {
 
 fn assert_reports(markdown: &str, sarif: &Json) {
     assert!(markdown.contains("3 of 3 workloads would be different (1 added, 1 removed)"), "{markdown}");
-    assert!(markdown.contains("\n-  image: logger:1\n+  image: logger:2\n"), "{markdown}");
+    assert!(markdown.contains("\n-    image: logger:1\n+    image: logger:2\n"), "{markdown}");
     let results = sarif["runs"][0]["results"].as_array().unwrap();
     let results: Vec<_> = results
         .iter()

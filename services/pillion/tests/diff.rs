@@ -164,8 +164,8 @@ fn manifests_are_matched_by_kind_namespace_and_name() {
             "Deployment shop/asks (1 pod)",
             "--- Deployment shop/asks",
             "+++ Deployment shop/asks, changed",
-            "-  - image: web:1",
-            "+  - image: web:2",
+            "-    image: web:1",
+            "+    image: web:2",
             "Pod other/by-child (added)",
             "CronJob default/does-not (removed)",
         ],
@@ -177,8 +177,9 @@ fn manifests_are_matched_by_kind_namespace_and_name() {
     let result: Json = serde_json::from_str(&stdout).unwrap();
     let added = result["workloads"].as_array().unwrap().iter().find(|one| one["workload"] == "Pod other/by-child");
     assert_eq!((&added.unwrap()["before"], &added.unwrap()["patch"]), (&Json::Null, &Json::Null));
-    let (code, stdout, _) = diff_manifests(folder.path(), &["--against-filename", "new", "-f", "old"]);
-    assert_eq!(code, Some(0), "workloads of equal names are matched in order: {stdout}");
+    // Workloads of equal names are matched in order.
+    let (_, stdout, stderr) = diff_manifests(folder.path(), &["-f", "new", "--against-filename", "old"]);
+    assert_eq!(stderr, "6 of 8 workloads would be different (2 added, 2 removed)\n", "{stdout}");
 }
 
 #[test]
@@ -207,8 +208,8 @@ fn sarif_has_one_result_with_line_per_workload() {
     });
     let expected = json!([
         ["Deployment shop/asks", "pod-rejected", "warning", "new/deeply/nested/web.yml", 2],
-        ["Pod default/by-child", "pod-rejected", "warning", "new/list.json", 5],
-        ["Pod other/by-child", "pod-rejected", "warning", "new/list.json", 26],
+        ["Pod default/by-child", "pod-rejected", "warning", "new/list.json", 6],
+        ["Pod other/by-child", "pod-rejected", "warning", "new/list.json", 24],
         ["CronJob default/does-not", "workload-removed", "note", "new", null],
     ]);
     assert_eq!(Json::Array(results.collect()), expected);
@@ -246,7 +247,7 @@ fn empty_folder_of_old_profiles_is_accepted() {
     let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"));
     let arguments = ["diff", "-p", "after", "--against", "none", "-f", "pods.yaml"];
     let output = command.args(arguments).current_dir(folder.path()).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "3 of 3 workloads would be different\n");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "2 of 3 workloads would be different\n");
 }
 
 #[test]
