@@ -122,7 +122,7 @@ fn collect_files(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Problem> {
         files.push(path.to_owned());
         return Ok(());
     }
-    let entries = fs::read_dir(path).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()).map_err(unreadable)?;
+    let entries = fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(unreadable)?;
     let mut entries: Vec<_> = entries.into_iter().map(|entry| (entry.path(), entry.file_name())).collect();
     entries.sort();
     for (name, command) in UNRENDERED {
