@@ -11,6 +11,7 @@
 
 mod bombs;
 mod chart;
+mod ci;
 mod cli;
 mod config;
 mod convert;

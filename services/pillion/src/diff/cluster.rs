@@ -81,9 +81,9 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
         for (workload, (pod, pods)) in pods(&client, name, args.selector.as_deref(), &mut owners).await? {
             let render = async |snapshot| rendered(&pod, name, namespace, snapshot, &inputs).await;
             let about = || format!("cannot compare {workload}");
-            let before = render(&inputs.before).await.with_context(about)?;
-            let after = render(&inputs.after).await.with_context(about)?;
-            compared.push(Compared { name: workload.to_string(), pods, before, after });
+            let before = Some(render(&inputs.before).await.with_context(about)?);
+            let after = Some(render(&inputs.after).await.with_context(about)?);
+            compared.push(Compared { name: workload.to_string(), pods, before, after, at: None });
         }
     }
     Ok(compared)

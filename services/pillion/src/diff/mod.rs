@@ -1,31 +1,34 @@
-//! `pillion diff`: shows how changed profiles would change the pods of manifests, or running pods.
+//! `pillion diff`: shows how changed profiles or manifests would change pods.
 //!
 //! * [`cluster`]: compares running pods, workload by workload. It writes nothing to the cluster.
+//! * [`manifests`]: compares the pods of manifests.
+//! * [`text`]: prints the result for users and as JSON.
+//! * [`markdown`]: prints the result for comments in pull requests.
+//! * [`sarif`]: prints the result for code scanning.
 //!
-//! Both comparisons render the same pod twice with the same engine, so changes by the API server or by other webhooks
-//! do not appear as differences.
+//! Both comparisons render pods with the same engine, so changes by the API server or by other webhooks do not appear as
+//! differences.
 
 pub(crate) mod cluster;
+mod manifests;
+mod markdown;
+mod sarif;
+mod text;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{ArgGroup, Args, ValueEnum};
 use pillion_api::names::INJECTED_ANNOTATION;
 use pillion_engine::decision::{Decision, Outcome};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::args;
 use crate::args::{ClusterArgs, NamespaceArgs};
 use crate::config::ConfigArg;
 use crate::exit::Exit;
-use crate::inject;
-use crate::inject::objects::{self, Place};
-use crate::inject::simulated_cluster::{self, KnownObjects, SimulatedCluster};
 use crate::load::Problem;
-use crate::output::{self, Form};
-use crate::{args, difference};
+use crate::output;
 
 /// The help of `--namespace`. Unlike in other commands, the flag also applies to manifests.
 const NAMESPACE_HELP: &str = "The namespace of the pods. Default: that of the kubeconfig's context, else \"default\". For \
@@ -33,17 +36,24 @@ const NAMESPACE_HELP: &str = "The namespace of the pods. Default: that of the ku
 
 /// Arguments of `pillion diff`.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("old").args(["against", "against_files"]).multiple(true)))]
 #[command(mut_arg("namespace", |argument| argument.help(NAMESPACE_HELP).long_help(NAMESPACE_HELP)))]
 pub(crate) struct DiffArgs {
     /// The changed profiles: files, and folders of files. May be given several times.
     #[arg(short, long = "profile", value_name = "PATH", required = true)]
     profiles: Vec<PathBuf>,
-    /// Manifests to compare instead of running pods, "-" for standard input. May be given several times.
-    #[arg(short, long = "filename", value_name = "FILE", requires = "against")]
+    /// Manifests to compare instead of running pods: files, folders, and "-" for standard input. May be given several
+    /// times.
+    #[arg(short, long = "filename", value_name = "FILE", requires = "old")]
     files: Vec<PathBuf>,
-    /// The old profiles, for manifests. May be given several times.
+    /// The old profiles, for manifests; an empty folder contains none. Default: the profiles of --profile. May be given
+    /// several times.
     #[arg(long, value_name = "PATH", requires = "files")]
     against: Vec<PathBuf>,
+    /// The old manifests: files, folders, and "-" for standard input. Default: the manifests of --filename. May be given
+    /// several times.
+    #[arg(long = "against-filename", value_name = "FILE", requires = "files")]
+    against_files: Vec<PathBuf>,
     #[command(flatten)]
     namespaces: NamespaceArgs,
     /// Compare only pods with these labels, as in app=web,tier!=cache.
@@ -53,12 +63,27 @@ pub(crate) struct DiffArgs {
     #[arg(long, value_name = "FILE", requires = "files")]
     namespace_file: Option<PathBuf>,
     /// The output format.
-    #[arg(short, long, value_enum, default_value_t = Form::Text, value_name = "FORMAT")]
-    output: Form,
+    #[arg(short, long, value_enum, default_value_t = DiffForm::Text, value_name = "FORMAT")]
+    output: DiffForm,
     #[command(flatten)]
     config: ConfigArg,
     #[command(flatten)]
     at: ClusterArgs,
+}
+
+/// The output format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DiffForm {
+    /// Human-readable text.
+    Text,
+    /// One JSON object.
+    Json,
+    /// One object, as YAML.
+    Yaml,
+    /// Markdown for a comment in a pull request, at most 60,000 bytes.
+    Markdown,
+    /// SARIF 2.1.0 for code scanning, with one result for each workload that differs.
+    Sarif,
 }
 
 /// Why the comparison failed.
@@ -78,10 +103,13 @@ impl<E: Into<anyhow::Error>> From<E> for DiffError {
 /// Prints the differences.
 pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
     let output = args.output;
+    // The location of a result without a file: the changed manifests or, if they have no path, the changed profiles.
+    let paths = args.files.iter().chain(&args.profiles);
+    let fallback = paths.map(|path| path.display().to_string()).find(|path| path != "-").unwrap_or_default();
     let compared = if args.files.is_empty() {
         args::block_on(async { Ok(cluster::compare(args).await) })?
     } else {
-        compare(&args)
+        manifests::compare(&args)
     };
     let compared = match compared {
         Ok(compared) => compared,
@@ -91,50 +119,17 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
         }
         Err(DiffError::Other(error)) => return Err(error),
     };
-    output.print(|| text(&compared), || value(&compared))?;
-    if output == Form::Text {
-        output::report(&summary(&compared))?;
+    match output {
+        DiffForm::Text => {
+            output::show(&text::workloads(&compared)?)?;
+            output::report(&text::summary(&compared))?;
+        }
+        DiffForm::Json => output::print(&output::json(&text::value(&compared)?)?)?,
+        DiffForm::Yaml => output::print(&output::yaml(&text::value(&compared)?)?)?,
+        DiffForm::Markdown => output::show(&markdown::report(&compared)?)?,
+        DiffForm::Sarif => output::print(&output::json(&sarif::log(&compared, &fallback))?)?,
     }
     Ok(Exit::findings(compared.iter().any(Compared::differs)))
-}
-
-/// Compares each pod of the manifests.
-fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
-    let (before, after) = (simulated(args, &args.against)?, simulated(args, &args.profiles)?);
-    let documents = inject::documents(&args.files).map_err(DiffError::Problems)?;
-    let known = KnownObjects::new(&documents, before.default_namespace());
-    let mut compared = Vec::new();
-    for document in &documents {
-        for place in objects::pods(document) {
-            let name = place.describe(before.default_namespace());
-            let rendered = |simulated| rendered(document, &place, simulated, &known).with_context(|| name.clone());
-            let (before, after) = (rendered(&before)?, rendered(&after)?);
-            compared.push(Compared { name, pods: 1, before, after });
-        }
-    }
-    if compared.is_empty() {
-        let files: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
-        return Err(anyhow!("{} contains no pod and no workload: nothing can be compared", files.join(", ")).into());
-    }
-    Ok(compared)
-}
-
-fn rendered(
-    document: &Value,
-    place: &Place,
-    simulated: &SimulatedCluster,
-    known: &KnownObjects,
-) -> anyhow::Result<Rendered> {
-    let decided = simulated_cluster::decide(document, place, simulated, known)?;
-    let mut changed = document.clone();
-    objects::apply(&mut changed, place, decided.patch.as_deref())?;
-    let pod = changed.pointer(&place.pointer).cloned().unwrap_or_default();
-    Ok(Rendered::new(&decided.decision, pod))
-}
-
-fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, DiffError> {
-    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespaces.named(), &args.config)?
-        .map_err(DiffError::Problems)
 }
 
 /// A pod of a workload, with the engine's results for the old and for the new profiles.
@@ -144,10 +139,47 @@ struct Compared {
     name: String,
     /// The number of the workload's pods; 1 for a workload in a manifest.
     pods: usize,
-    /// The result with the old profiles.
-    before: Rendered,
-    /// The result with the new profiles.
-    after: Rendered,
+    /// The result in the old state. `None` if the workload is only in the new one.
+    before: Option<Rendered>,
+    /// The result in the new state. `None` if the workload is only in the old one.
+    after: Option<Rendered>,
+    /// The position of the workload in the new manifests, unless it is in none or in standard input.
+    at: Option<Position>,
+}
+
+/// A line of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Position {
+    file: String,
+    /// The number of the line, from 1.
+    line: usize,
+}
+
+/// How a workload differs between the two states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Same,
+    Added,
+    Removed,
+    Changed,
+    /// The pods would be rejected, and were not before.
+    Rejected,
+    /// The pods would no longer be rejected.
+    Admitted,
+}
+
+impl Change {
+    /// Returns the human-readable form.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+            Self::Rejected => "would be rejected",
+            Self::Admitted => "would no longer be rejected",
+        }
+    }
 }
 
 /// The engine's result for a pod.
@@ -193,62 +225,15 @@ impl Compared {
     fn differs(&self) -> bool {
         self.before != self.after
     }
-}
 
-/// Returns a unified diff for each workload that differs.
-fn text(compared: &[Compared]) -> anyhow::Result<String> {
-    let mut text = String::new();
-    for one in compared.iter().filter(|one| one.differs()) {
-        let Compared { name, pods, before, after } = one;
-        let count = if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
-        let _ = writeln!(text, "{name} ({count})");
-        for (profile, result) in &after.profiles {
-            match before.profiles.get(profile) {
-                Some(was) if was == result => {}
-                Some(was) => drop(writeln!(text, "  {profile}: {result}; currently: {was}")),
-                None => drop(writeln!(text, "  {profile}: {result}; currently it does not apply")),
-            }
-        }
-        for profile in before.profiles.keys().filter(|profile| !after.profiles.contains_key(*profile)) {
-            let _ = writeln!(text, "  {profile}: would no longer apply");
-        }
-        match (&before.pod, &after.pod) {
-            (Some(before), Some(after)) => {
-                text.push_str(&difference::of((name, before), (&format!("{name}, changed"), after))?);
-            }
-            (Some(_), None) => text.push_str("  its pods would be rejected\n"),
-            (None, Some(_)) => text.push_str("  its pods would no longer be rejected\n"),
-            (None, None) => {}
+    fn change(&self) -> Change {
+        match (&self.before, &self.after) {
+            (before, after) if before == after => Change::Same,
+            (_, None) => Change::Removed,
+            (None, Some(after)) if after.pod.is_some() => Change::Added,
+            (Some(Rendered { pod: Some(_), .. }) | None, Some(Rendered { pod: None, .. })) => Change::Rejected,
+            (Some(Rendered { pod: None, .. }), Some(Rendered { pod: Some(_), .. })) => Change::Admitted,
+            _ => Change::Changed,
         }
     }
-    Ok(text)
-}
-
-/// Formats the number of workloads that differ.
-fn summary(compared: &[Compared]) -> String {
-    let differing = compared.iter().filter(|one| one.differs()).count();
-    match compared.len() {
-        1 => format!("{differing} of 1 workload would be different"),
-        all => format!("{differing} of {all} workloads would be different"),
-    }
-}
-
-/// Returns the comparison as JSON.
-fn value(compared: &[Compared]) -> anyhow::Result<Value> {
-    let workloads = compared.iter().map(|one| {
-        let patch = match (&one.before.pod, &one.after.pod) {
-            (Some(before), Some(after)) => {
-                serde_json::to_value(json_patch::diff(before, after)).context("cannot serialize the patch")?
-            }
-            _ => Value::Null,
-        };
-        let rendered = |rendered: &Rendered| json!({"profiles": rendered.profiles, "rejected": rendered.pod.is_none()});
-        Ok(json!({
-            "workload": one.name, "pods": one.pods, "differs": one.differs(),
-            "before": rendered(&one.before), "after": rendered(&one.after), "patch": patch,
-        }))
-    });
-    let workloads = workloads.collect::<anyhow::Result<Vec<_>>>()?;
-    let differing = compared.iter().filter(|one| one.differs()).count();
-    Ok(json!({"workloads": workloads, "differing": differing, "same": compared.len() - differing}))
 }

@@ -152,6 +152,11 @@ pub(crate) fn documents(files: &[PathBuf]) -> Result<Vec<Value>, Vec<Problem>> {
 
 /// Returns the documents of a manifest. Returns an error if the manifest is not YAML, or if a document has no kind.
 pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
+    Ok(nodes(source)?.iter().map(yaml::Node::to_value).collect())
+}
+
+/// Like [`manifests`], but returns the documents with their positions.
+pub(crate) fn nodes(source: &Arc<Source>) -> Result<Vec<yaml::Node>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     for document in &documents {
         let (at, what) = match document.entry("kind") {
@@ -161,7 +166,7 @@ pub(crate) fn manifests(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
         };
         return Err(Problem::at(source, at.span.clone(), what));
     }
-    Ok(documents.iter().map(yaml::Node::to_value).collect())
+    Ok(documents)
 }
 
 /// Formats one line for the object, one for each considered profile, and one for each notice.

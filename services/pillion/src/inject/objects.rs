@@ -93,6 +93,13 @@ impl Place {
         format!("{} {namespace}/{}", self.kind, self.name.as_deref().unwrap_or("?"))
     }
 
+    /// Returns the path from the document to the pod or workload, in the format of [`crate::load::yaml::Node::place`]:
+    /// `items[0]`. It is empty unless the document is a list.
+    pub(crate) fn path(&self) -> String {
+        let pointer = self.pointer.strip_suffix(self.below).unwrap_or(&self.pointer);
+        pointer.split("/items/").skip(1).map(|index| format!("items[{index}]")).collect::<Vec<_>>().join(".")
+    }
+
     /// Returns the workload that contains the template. `None` for a pod, and for a `PodTemplate`.
     pub(crate) fn workload<'d>(&self, document: &'d Value) -> Option<&'d Value> {
         let pointer = self.pointer.strip_suffix(self.below).filter(|_| !self.below.is_empty())?;

@@ -37,7 +37,7 @@ impl Source {
     }
 
     /// Returns the number of the line at an offset, from 1, and the line's offset.
-    fn line(&self, offset: usize) -> (usize, usize) {
+    pub(crate) fn line(&self, offset: usize) -> (usize, usize) {
         let number = self.lines.partition_point(|start| *start <= offset);
         (number.max(1), number.checked_sub(1).and_then(|index| self.lines.get(index)).copied().unwrap_or_default())
     }
