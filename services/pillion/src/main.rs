@@ -11,6 +11,7 @@ mod output;
 mod difference;
 mod workload;
 mod trial;
+mod running_pods;
 mod telemetry;
 mod config;
 mod args;

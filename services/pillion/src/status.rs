@@ -3,18 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::pin::pin;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::{Client, Error};
 use pillion_api::ClusterInjectionProfile;
 use pillion_api::webhook_configuration::opt_in_of;
-use pillion_control::audit::{self, AuditSettings, Finding, NOT_ENDED, PodScope, Reads, Report};
+use pillion_control::audit::{self, AuditSettings, Finding, PodScope, Reads, Report};
 use pillion_control::informer::cluster_listing;
 use pillion_control::webhook_config::switch::{self, INJECTION_KEY, Position, WEBHOOKS_KEY};
 use pillion_control::{Lookups, Release};
@@ -32,9 +34,7 @@ use crate::explain::sidecar;
 use crate::finding::{self, Code, ObjectRef};
 use crate::installation::{Unread, endpoints, slices};
 use crate::output::{self, ListForm, Progress};
-
-/// The maximum number of pods in one response of the API server.
-const PAGE: u32 = 500;
+use crate::running_pods;
 
 /// Arguments of `pillion status`.
 #[derive(Clone, Debug, Args)]
@@ -180,18 +180,11 @@ async fn failing_sidecars(
 ) -> anyhow::Result<Vec<finding::Finding>> {
     let mut found = Vec::new();
     for namespace in namespaces {
-        let pods = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
-        let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
-        if let Some(selector) = selector {
-            page = page.labels(selector);
-        }
-        loop {
-            let list = pods.list(&page).await.with_context(|| format!("the pods of {namespace} cannot be listed"))?;
-            for pod in list.items {
+        let mut pages = pin!(running_pods::pages(client, Some(namespace), selector));
+        while let Some(pods) = pages.next().await {
+            for pod in pods.with_context(|| format!("the pods of {namespace} cannot be listed"))? {
                 found.extend(findings_of_pod(namespace, &serde_json::to_value(pod)?));
             }
-            let Some(next) = list.metadata.continue_.filter(|next| !next.is_empty()) else { break };
-            page = page.continue_token(&next);
         }
     }
     Ok(found)

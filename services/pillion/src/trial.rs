@@ -1,7 +1,12 @@
 //! Simulates creations of pods: creates the review that an API server would send.
 
+use std::sync::Arc;
+
 use pillion_engine::creation::Creation;
 pub(crate) use pillion_engine::creation::original_object;
+use pillion_engine::lookup::LookedUp;
+use pillion_engine::review::{Decided, Endpoint, Facts, Review};
+use pillion_engine::snapshot::{Namespace, Snapshot};
 use serde_json::{Value, json};
 
 /// The UID of simulated requests.
@@ -10,6 +15,17 @@ const UID: &str = "00000000-0000-4000-8000-000000000000";
 /// Returns the review of creating a pod with a dry run. `user` is the request's `userInfo`.
 pub(crate) fn review(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: true }.review()
+}
+
+/// Decides about a pod that `pillion doctor` would create, without lookups. `None` if the decision fails.
+pub(crate) fn decide(pod: &Value, name: &str, namespace: &Arc<Namespace>, snapshot: &Snapshot) -> Option<Decided> {
+    let facts = Facts {
+        namespace: Some(Arc::clone(namespace)),
+        looked_up: LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() },
+        ..Facts::default()
+    };
+    let body = review(pod, name, &json!({"username": "pillion-doctor"})).to_string();
+    Review::parse(body.as_bytes()).ok()?.decide(Endpoint::Any, snapshot, &facts).ok()
 }
 
 /// Returns the review of creating a pod without a dry run.

@@ -58,8 +58,8 @@ pub struct ProfilePod {
     pub uid: u128,
     /// The revision of the profile, after the last upgrade in place.
     pub revision: Box<str>,
-    /// When the pod was created, in seconds since 1970.
-    pub created: i64,
+    /// Kind and name of the pod's controller, such as `ReplicaSet/web-5d8`.
+    pub owner: Option<Arc<Box<str>>>,
     /// A JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner.
     pub metadata: Arc<Box<str>>,
 }
@@ -480,9 +480,9 @@ impl Auditor {
         let pods = namespaces.flat_map(|(namespace, state)| {
             state.pods.iter().filter_map(|(name, pod)| {
                 let revision = pod.has.revision(profile)?.into();
-                let (created, metadata) = (pod.created, Arc::clone(&pod.metadata));
+                let (owner, metadata) = (pod.owner.clone(), Arc::clone(&pod.metadata));
                 let (namespace, name) = (namespace.clone(), name.clone());
-                Some(ProfilePod { namespace, name, uid: pod.uid, revision, created, metadata })
+                Some(ProfilePod { namespace, name, uid: pod.uid, revision, owner, metadata })
             })
         });
         self.is_listed.then(|| pods.collect())

@@ -237,12 +237,7 @@ pub(super) fn controller(pod: &DynamicObject) -> Result<String, String> {
 
 /// Whether a pod is in a namespace and has a controller of this kind and name.
 fn has_controller(pod: &ProfilePod, namespace: &str, controller: &str) -> bool {
-    let is_same = || {
-        let metadata: Value = serde_json::from_str(&pod.metadata).ok()?;
-        let owner = metadata.pointer("/metadata/ownerReferences/0")?;
-        Some(format!("{}/{}", owner.get("kind")?.as_str()?, owner.get("name")?.as_str()?) == controller)
-    };
-    *pod.namespace == *namespace && is_same() == Some(true)
+    *pod.namespace == *namespace && pod.owner.as_ref().is_some_and(|owner| ***owner == *controller)
 }
 
 /// Evicts a pod.
@@ -291,21 +286,19 @@ mod tests {
         json!([{"apiVersion": version, "kind": kind, "name": "web", "uid": "u", "controller": is_controller}])
     }
 
-    fn pod(uid: u128, owners: &Value) -> ProfilePod {
-        let metadata = json!({"metadata": {"ownerReferences": owners}}).to_string();
+    fn pod(uid: u128, owner: &str) -> ProfilePod {
         ProfilePod {
             namespace: "shop".into(),
             name: format!("web-{uid}").into(),
             uid,
             revision: "r1".into(),
-            created: 0,
-            metadata: Arc::new(metadata.into()),
+            owner: Some(Arc::new(owner.into())),
+            metadata: Arc::new("{}".into()),
         }
     }
 
     fn eviction(uid: u128, phase: &PhaseKey, all: &[ProfilePod]) -> Eviction {
-        let owners = owner("apps/v1", "ReplicaSet", true);
-        let (pod, object) = (pod(uid, &owners), object(&owners));
+        let (pod, object) = (pod(uid, "ReplicaSet/web"), object(&owner("apps/v1", "ReplicaSet", true)));
         Eviction::new((&pod, &object), "ReplicaSet/web".to_owned(), ("r2", phase), all, LIMIT)
     }
 
@@ -319,9 +312,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn eviction_knows_its_siblings_and_deadline() {
-        let owners = owner("apps/v1", "ReplicaSet", true);
-        let other = owner("apps/v1", "StatefulSet", true);
-        let all = [pod(1, &owners), pod(2, &owners), pod(3, &other)];
+        let all = [pod(1, "ReplicaSet/web"), pod(2, "ReplicaSet/web"), pod(3, "StatefulSet/web")];
         let eviction = eviction(1, &("r2".to_owned(), 7), &all);
         assert_eq!(eviction.before, HashSet::from([1, 2]));
         assert_eq!(eviction.deadline, Instant::now() + Duration::from_secs(90));

@@ -110,7 +110,7 @@ impl Task {
     pub(super) async fn change_pods(
         &mut self,
         change: Change<'_>,
-        candidates: impl Iterator<Item = &ProfilePod>,
+        candidates: Vec<&ProfilePod>,
         limit: usize,
         ongoing: &mut Vec<(String, Disruption)>,
     ) -> kube::Result<()> {
@@ -123,14 +123,14 @@ impl Task {
     async fn change_with(
         &mut self,
         change: Change<'_>,
-        candidates: impl Iterator<Item = &ProfilePod>,
+        mut candidates: Vec<&ProfilePod>,
         mut limit: usize,
         ongoing: &mut Vec<(String, Disruption)>,
         known: &mut Known,
     ) -> kube::Result<()> {
         let mut plans = PLANS;
         let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
-        let mut candidates: Vec<_> = candidates.filter(|pod| known.obstacle(pod.uid, change.to).is_none()).collect();
+        candidates.retain(|pod| known.obstacle(pod.uid, change.to).is_none());
         // Pods that were delayed come last, the longest delayed first. So they do not prevent the upgrade of others.
         candidates.sort_by_key(|pod| known.last_try(pod.uid));
         for pod in candidates {

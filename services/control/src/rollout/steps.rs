@@ -108,7 +108,8 @@ fn steps(situation: &Situation<'_>) -> Vec<RolloutStep> {
 /// Returns the share of pods or workloads that get the revision in the current phase and step, in percent.
 pub(super) fn percent(situation: &Situation<'_>, status: &UpgradeStatus) -> u8 {
     match status.phase {
-        UpgradePhase::Upgrading => steps(situation).get(index(status.step)).map_or(100, |step| step.percent),
+        UpgradePhase::Upgrading if is_return(situation) => 100,
+        UpgradePhase::Upgrading => situation.rollout.step_percent(status.step),
         // Pods may still lack the revision if they were created before all replicas saw the promotion.
         UpgradePhase::Complete => 100,
         _ => 0,

@@ -29,6 +29,7 @@ use super::budgets::Disruption;
 use super::change::pods as api_of;
 use super::evictions::{PhaseKey, Replacement};
 use super::judge::{self, Group, Verdict};
+use super::known::Known;
 use super::marked::{self, MarkedPod, pod_timeout};
 use super::metrics::UpgradeResult;
 use super::pods::{Change, Restart};
@@ -218,7 +219,7 @@ impl Task {
         let restarts = profile.rollout.strategy == Some(RolloutStrategy::Restart);
         let begun = steps::start(&situation);
         let (phase, percent) = ((revision.to_owned(), begun.since.0.as_second()), steps::percent(&situation, &begun));
-        let in_share = if restarts { in_share(percent, name, &pods) } else { HashSet::new() };
+        let in_share = if restarts { in_share(percent, name, revision, &pods) } else { HashSet::new() };
         self.follow_evictions(name, &phase, &pods).await?;
         let known = self.known.entry(name.to_owned()).or_default();
         let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
@@ -242,10 +243,7 @@ impl Task {
             .or_else(|| known.pull_failure(pod_timeout(profile)))
             .or_else(|| eviction_failure.clone());
         let is_closed = begun.phase == UpgradePhase::Upgrading && !steps::is_window_open(&situation);
-        let closed = is_closed.then_some("no window of the rollout is open");
-        let waits: Vec<_> =
-            closed.into_iter().chain(known.waits.iter().map(String::as_str)).take(MAX_REASONS).collect();
-        let waits = (!waits.is_empty()).then(|| waits.join("; "));
+        let waits = waits(known, is_closed);
         situation.pods = counts;
         situation.failure = failure.as_deref();
         situation.waits = waits.as_deref();
@@ -266,14 +264,21 @@ impl Task {
             _ => None,
         };
         if let Some((to, is_step_back, limit)) = work {
-            self.known.entry(name.to_owned()).or_default().forget(&listed);
+            let known = self.known.entry(name.to_owned()).or_default();
+            known.forget(&listed);
+            let published = profile.published_percent.unwrap_or(100);
+            let is_used = known.evictions.publish(revision, published, &listed, self.settings.publish_settle);
             let is_candidate = |pod: &&ProfilePod| {
                 let is_selected = is_step_back || !restarts || in_share.contains(&pod.uid);
                 *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
             };
-            let candidates = pods.iter().filter(is_candidate);
+            let candidates: Vec<_> = pods.iter().filter(is_candidate).collect();
+            // Otherwise, the kill switch would be read in each round of a rollout that has ended.
+            if candidates.is_empty() || limit == 0 {
+                return Ok(has_failed(&status));
+            }
             let restart = if restarts {
-                Some(self.restart(profile, phase, percent, eviction_failure, &listed).await?)
+                Some(self.restart(profile, phase, eviction_failure, is_used && published == percent).await?)
             } else {
                 None
             };
@@ -309,24 +314,19 @@ impl Task {
         Ok(Some(judge::compare(&upgraded, &others, looks)))
     }
 
-    /// Returns when pods of a profile may be evicted. `listed` has all its pods.
+    /// Returns when pods of a profile may be evicted. `is_share_used` says whether all replicas use the share of the
+    /// workloads.
     async fn restart(
-        &mut self,
+        &self,
         profile: &Followed,
         phase: PhaseKey,
-        percent: u8,
         failure: Option<String>,
-        listed: &HashSet<u128>,
+        is_share_used: bool,
     ) -> kube::Result<Restart> {
-        let published = profile.published_percent.unwrap_or(100);
-        let known = self.known.entry(profile.name.to_string()).or_default();
-        let is_used = known.evictions.publish(&profile.revision, published, listed, self.settings.publish_settle);
         let waits = match failure {
             // A return to another revision does not fail. It only evicts no further pods.
             Some(failure) => Some(failure),
-            None if published != percent || !is_used => {
-                Some("the replicas may not use the new share of the workloads yet".to_owned())
-            }
+            None if !is_share_used => Some("the replicas may not use the new share of the workloads yet".to_owned()),
             None if self.is_switched_off().await? => {
                 Some("the kill switch disables injection, so new pods would have no sidecar".to_owned())
             }
@@ -472,6 +472,14 @@ fn state(status: &UpgradeStatus) -> (&str, UpgradePhase, u32, Option<&str>) {
     (&status.revision, status.phase, status.step, status.handled_request.as_deref())
 }
 
+/// Returns why pods of a profile are not changed now.
+fn waits(known: &Known, is_closed: bool) -> Option<String> {
+    let closed = is_closed.then_some("no window of the rollout is open");
+    let reasons = closed.into_iter().chain(known.waits.iter().map(String::as_str));
+    let reasons: Vec<_> = reasons.take(MAX_REASONS).collect();
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
 /// Returns the first failure of an upgrade to a revision.
 fn failure(profile: &str, revision: &str, marked: &[&MarkedPod]) -> Option<String> {
     marked.iter().find_map(|pod| {
@@ -487,12 +495,13 @@ async fn pods_with(questions: &mpsc::Sender<PodsQuestion>, profile: &str) -> Opt
     pods.await.ok()
 }
 
-/// Returns the pods whose workload is in the share of `percent` of all workloads, as the webhook decides it, by UID.
-fn in_share(percent: u8, profile: &str, pods: &[ProfilePod]) -> HashSet<u128> {
+/// Returns the pods without a revision whose workload is in the share of `percent` of all workloads, as the webhook
+/// decides it, by UID.
+fn in_share(percent: u8, profile: &str, revision: &str, pods: &[ProfilePod]) -> HashSet<u128> {
     // Many pods share their metadata.
     let mut known: HashMap<(&str, *const Box<str>), bool> = HashMap::new();
     let mut selected = HashSet::new();
-    for pod in pods {
+    for pod in pods.iter().filter(|pod| *pod.revision != *revision) {
         let is_in = || {
             let tape = OwnedTape::parse((**pod.metadata).to_owned());
             tape.is_ok_and(|tape| is_in_share(percent, profile, &pod.namespace, tape.root()))

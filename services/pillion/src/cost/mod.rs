@@ -7,14 +7,14 @@ mod prices;
 mod report;
 
 use std::path::PathBuf;
+use std::pin::pin;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ApiResource, DynamicObject, ListParams};
-use kube::{Api, Client};
+use futures::StreamExt;
+use kube::Client;
+use kube::api::DynamicObject;
 use pillion_api::names::INJECTED_ANNOTATION;
-use pillion_control::audit::NOT_ENDED;
 use pillion_engine::audit::added_containers;
 use pillion_engine::review::RecordTrust;
 use pillion_json::OwnedTape;
@@ -27,9 +27,7 @@ use crate::exit::Exit;
 use crate::inject;
 use crate::inject::objects;
 use crate::output::{self, ListForm, Progress};
-
-/// The maximum number of pods in one response of the API server.
-const PAGE: u32 = 500;
+use crate::running_pods;
 
 /// Arguments of `pillion cost`.
 #[derive(Clone, Debug, Args)]
@@ -95,23 +93,15 @@ async fn count_cluster(
     selector: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
-    if let Some(selector) = selector {
-        page = page.labels(selector);
-    }
-    let resource = ApiResource::erase::<Pod>(&());
-    let pods = match &namespace {
-        Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    };
+    let mut pages = pin!(running_pods::pages(client, namespace.as_deref(), selector));
     let (mut progress, mut count) = (Progress::new(), 0);
-    loop {
-        let list = pods.list(&page).await.with_context(|| match &namespace {
+    while let Some(pods) = pages.next().await {
+        let pods = pods.with_context(|| match &namespace {
             Some(namespace) => format!("the pods of namespace {namespace} cannot be listed"),
             None => "the pods of all namespaces cannot be listed (-n selects one namespace)".to_owned(),
         })?;
-        count += list.items.len();
-        for pod in list.items.iter().filter(|pod| is_recorded(pod)) {
+        count += pods.len();
+        for pod in pods.iter().filter(|pod| is_recorded(pod)) {
             let text = serde_json::to_string(pod).context("cannot serialize a pod")?;
             let tape = OwnedTape::parse(text).context("cannot parse a pod")?;
             report.add(
@@ -120,9 +110,8 @@ async fn count_cluster(
             );
         }
         progress.show(&format!("pods: {count} read"));
-        let Some(next) = list.metadata.continue_.filter(|next| !next.is_empty()) else { return Ok(()) };
-        page = page.continue_token(&next);
     }
+    Ok(())
 }
 
 /// Whether a pod has an injection record. Most pods have none, and this check is cheaper than reading one.

@@ -19,8 +19,6 @@ use pillion_control::informer::cluster_listing::Stored;
 use pillion_control::informer::text::Broken;
 use pillion_control::probe::{self, Expected, ProbeMetrics, Probed, Prober};
 use pillion_engine::decision::ProfileOutcome;
-use pillion_engine::lookup::LookedUp;
-use pillion_engine::review::{Endpoint, Facts as Asked, Review};
 use pillion_engine::snapshot::Snapshot;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -244,15 +242,7 @@ async fn dry_run(client: &Client, snapshot: &Snapshot, ours: Option<&MutatingWeb
     let mut not_taken = Vec::new();
     for (name, namespace, profile) in pairs.take(MAX_PAIRS) {
         let pod = pod(name, &profile.name().name);
-        let facts = Asked {
-            namespace: Some(Arc::clone(namespace)),
-            looked_up: LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() },
-            ..Asked::default()
-        };
-        let user = json!({"username": "pillion-doctor"});
-        let body = trial::review(&pod, name, &user).to_string();
-        let Ok(review) = Review::parse(body.as_bytes()) else { continue };
-        let Ok(decided) = review.decide(Endpoint::Any, snapshot, &facts) else { continue };
+        let Some(decided) = trial::decide(&pod, name, namespace, snapshot) else { continue };
         let applies = decided
             .decision
             .profiles

@@ -4,28 +4,25 @@
 //! pod of the namespace would get are also checked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 
+use futures::StreamExt;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{LimitRange, ResourceQuota};
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, ListParams};
+use kube::api::{Api, ListParams};
 use pillion_api::names::SYSTEM_NAMESPACES;
-use pillion_control::audit::NOT_ENDED;
 use pillion_control::client::lists;
 use pillion_engine::audit::{AddedContainer, AddedResource, added_containers};
-use pillion_engine::lookup::LookedUp;
-use pillion_engine::review::{Endpoint, Facts as Asked, RecordTrust, Review};
+use pillion_engine::review::RecordTrust;
 use pillion_engine::snapshot::{Namespace, Snapshot};
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
 
 use crate::explain::facts::controlling;
 use crate::finding::{Code, Finding, ObjectRef};
-use crate::trial;
-
-/// The maximum number of pods in one response of the API server.
-const PAGE: u32 = 500;
+use crate::{running_pods, trial};
 
 /// The quota fields that need a value in each container: the field, whether it is a limit, and the resource.
 const QUOTA_FIELDS: [(&str, bool, Resource); 6] = [
@@ -200,13 +197,7 @@ fn generic_containers(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace
 
 /// Returns the injected pod. `None` if no profile matches it.
 fn injected(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace>, mut pod: Value) -> Option<Value> {
-    let facts = Asked {
-        namespace: Some(Arc::clone(namespace)),
-        looked_up: LookedUp { cluster: LookedUp::unknown_cluster(), ..LookedUp::default() },
-        ..Asked::default()
-    };
-    let body = trial::review(&pod, name, &json!({"username": "pillion-doctor"})).to_string();
-    let decided = Review::parse(body.as_bytes()).ok()?.decide(Endpoint::Any, snapshot, &facts).ok()?;
+    let decided = trial::decide(&pod, name, namespace, snapshot)?;
     let patch: json_patch::Patch = serde_json::from_slice(&decided.patch?).ok()?;
     json_patch::patch(&mut pod, &patch).ok()?;
     Some(pod)
@@ -214,17 +205,14 @@ fn injected(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace>, mut pod
 
 /// Checks the pods of a namespace, page by page. Stops at the first error.
 async fn of_pods(client: &Client, namespace: &str, requirements: &[Requirement], found: &mut BTreeSet<Unrequested>) {
-    let pods = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
-    let mut page = ListParams::default().fields(NOT_ENDED).limit(PAGE);
-    while let Ok(list) = pods.list(&page).await {
-        for pod in &list.items {
+    let mut pages = pin!(running_pods::pages(client, Some(namespace), None));
+    while let Some(Ok(pods)) = pages.next().await {
+        for pod in &pods {
             let Ok(pod) = serde_json::to_value(pod) else { continue };
             let Ok(tape) = OwnedTape::parse(pod.to_string()) else { continue };
             let added = added_containers(tape.root(), RecordTrust::ManagedFields);
             found.extend(unmet(namespace, requirements, &added, workload(&pod).as_ref()));
         }
-        let Some(next) = list.metadata.continue_.filter(|next| !next.is_empty()) else { break };
-        page = page.continue_token(&next);
     }
 }
 
