@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 #[expect(clippy::doc_markdown, reason = "the text is shown in a terminal as it is")]
 pub(crate) enum Command {
-    /// Run the webhook, which decides admission reviews in a cluster.
+    /// Run the webhook, which answers the admission reviews of a cluster.
     Webhook(WebhookArgs),
     /// Run the controller: rotate certificates, and reconcile webhook configurations, revisions and profile status.
     Controller(ControllerArgs),

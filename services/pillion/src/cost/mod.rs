@@ -41,7 +41,7 @@ pub(crate) struct CostArgs {
     /// counts as one pod. May be given several times.
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["namespace", "all_namespaces", "selector"])]
     files: Vec<PathBuf>,
-    /// What a row of the table is about. Several values, separated by commas, make a row for each combination.
+    /// How the rows of the table are grouped. Several values, separated by commas, make a row for each combination.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "profile", value_name = "FIELD")]
     by: Vec<Dimension>,
     /// A price table, YAML: currency, cpuCoreHour and memoryGiBHour. Adds the cost of 730 hours, which is one month.

@@ -15,7 +15,7 @@ use crate::output;
 /// The bytes of a MiB.
 const MIB: f64 = 1_048_576.0;
 
-/// What a row of the table is about.
+/// The property by which the rows of the table are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Dimension {
     /// The namespace of the pods.

@@ -246,7 +246,7 @@ fn broken_profiles(registry: &mut Registry) -> Gauge {
     let gauge = Gauge::default();
     registry.sub_registry_with_prefix(PREFIX).register(
         "broken_profiles",
-        "Profiles that are not in effect as stored. Their last valid revision is active, or none",
+        "Profiles whose stored version is not active. Their last valid revision is active, or no revision",
         gauge.clone(),
     );
     gauge
