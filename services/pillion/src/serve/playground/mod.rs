@@ -160,7 +160,7 @@ async fn run(
     let body = match body {
         Ok(body) => body,
         Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = format!("the texts exceed {MAX_BODY} bytes in total");
+            let message = format!("the content of the editors exceeds {MAX_BODY} bytes in total");
             return refused(StatusCode::PAYLOAD_TOO_LARGE, &message);
         }
         Err(rejection) => return refused(rejection.status(), &rejection.body_text()),

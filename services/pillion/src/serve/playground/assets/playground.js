@@ -302,7 +302,7 @@ async function load(all, { isOwn = false, isFromLink = false } = {}) {
   hold(true);
   if (last) $("result").classList.add("stale");
   document.body.dataset.state = "held";
-  say("These texts come from a link, and have not run yet.");
+  say("This content comes from a link, and has not run yet.");
 }
 
 /** Sets whether the texts wait for the user's confirmation to run. */
@@ -389,9 +389,9 @@ async function share() {
   history.replaceState(null, "", await toLink());
   try {
     await navigator.clipboard.writeText(location.href);
-    say("The link with these texts is in the clipboard.");
+    say("The link with this content is in the clipboard.");
   } catch {
-    say("The address of this page now contains these texts: copy it from the address bar.");
+    say("The address of this page now contains this content: copy it from the address bar.");
   }
 }
 
