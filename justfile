@@ -28,11 +28,11 @@ test:
     # The tests need Go programs and Rust programs. Both are built in parallel, the Go programs at a lower priority.
     nice "{{ just_executable() }}" tools & tools=$!
     trap 'kill "$tools" 2>/dev/null || true' EXIT
-    "{{ just_executable() }}" fmt-check lint doc lint-workflows
+    "{{ just_executable() }}" fmt-check lint doc
     cargo test --locked --workspace --no-run
     trap - EXIT
     wait "$tools"
-    "{{ just_executable() }}" generated run
+    "{{ just_executable() }}" lint-workflows generated run
     if services/testkit/tools/chromium.sh --if-there >/dev/null 2>&1; then
         "{{ just_executable() }}" browser
         services/testkit/tools/not-run.sh page_works_in_a_browser

@@ -11,7 +11,7 @@ Fails if a map of values is null, because Helm then removes all defaults in it, 
 starts with this check.
 */}}
 {{- define "pillion.check" -}}
-{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "rollout" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
+{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "rollout" "rollout.namespaced" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path }}{{ $value = get (default dict $value) . }}{{ end -}}
 {{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which removes all its defaults: omit it, or set only the keys that you want to change" $path) }}{{ end -}}
@@ -103,7 +103,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- if .Values.excludedNamespaces }}{{ $_ := set $webhooks "excludedNamespaces" .Values.excludedNamespaces }}{{ end -}}
 {{- if $webhooks }}{{ $policy = mergeOverwrite $policy (dict "webhooks" $webhooks) }}{{ end -}}
 {{- if .Values.rollout.inPlace -}}
-{{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "restart" "pullSecrets" "requestsPerSecond") -}}
+{{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "restart" "pullSecrets" "requestsPerSecond" "namespaced") -}}
 {{- /* The controller simulates the creation of pods with the guardrails and the facts of the replicas. */}}
 {{- with include "pillion.cluster" . | fromYaml }}{{ $_ := set $policy "cluster" . }}{{ end -}}
 {{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}

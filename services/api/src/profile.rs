@@ -451,8 +451,8 @@ impl Rollout {
     }
 }
 
-/// How running pods get the newest revision of a profile.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// How running pods get the newest revision of a profile. Each strategy goes further than the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutStrategy {
     /// Only new pods get it.
     #[default]

@@ -103,7 +103,9 @@ fn everything() -> Json {
             "extraVolumes": [{"name": "v", "emptyDir": {}}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
         },
         "guardrails": {"profiles": {"registries": ["ghcr.io/team"]}},
-        "rollout": {"inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50},
+        "rollout": {
+            "inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50, "namespaced": {"strategy": "InPlace"},
+        },
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -374,8 +376,10 @@ fn policies_come_from_values() {
             } else if set == "everything" {
                 assert_eq!(policy["webhooks"]["excludedNamespaces"], json!(["vault"]));
                 assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
-                let rollouts =
-                    json!({"inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50});
+                let rollouts = json!({
+                    "inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50,
+                    "namespaced": {"strategy": "InPlace", "maxUnavailable": 10},
+                });
                 assert_eq!(policy["rollouts"], rollouts);
                 assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
                 assert_eq!(policy["guardrails"]["recordDecisions"], true, "a simulated pod equals a created one");
@@ -498,6 +502,7 @@ fn invalid_values_are_rejected() {
         (json!({"rollout": {"inplace": true}}), "inplace"),
         (json!({"rollout": {"pullSecrets": [{"name": "registry"}]}}), "pullSecrets"),
         (json!({"rollout": {"requestsPerSecond": 0}}), "requestsPerSecond"),
+        (json!({"rollout": {"namespaced": {"strategy": "Always"}}}), "strategy"),
         (json!({"webhook": {"replicas": 2}}), "replicas"),
         (json!({"guardrails": {"profiles": {"maxContainer": 2}}}), "maxContainer"),
         (json!({"webhook": {"topologySpreadConstraints": ["kubernetes.io/hostname"]}}), "topologySpreadConstraints"),

@@ -191,7 +191,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
                 if let Some(followed) = &settings.followed {
-                    let now = Some(store.followed(settings.strategies));
+                    let now = Some(store.followed(settings.limits));
                     followed.send_if_modified(|known| {
                         let differs = *known != now;
                         *known = now;

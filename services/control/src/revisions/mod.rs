@@ -39,7 +39,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 pub use execute::run;
-pub use followed::{Followed, Strategies};
+pub use followed::{Followed, RolloutLimits};
 
 use tokio::sync::watch;
 
@@ -68,13 +68,13 @@ pub struct Settings {
     /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known.
     /// `None` if that task does not run.
     pub followed: Option<watch::Sender<Option<Vec<Followed>>>>,
-    /// The strategies with which that task changes running pods. Others have no effect.
-    pub strategies: Strategies,
+    /// The limits of that task. Strategies beyond them have no effect.
+    pub limits: RolloutLimits,
 }
 
 impl Settings {
     const fn planning(&self) -> PlanSettings {
-        PlanSettings { keep: self.keep, strategies: self.strategies }
+        PlanSettings { keep: self.keep, limits: self.limits }
     }
 }
 
@@ -89,7 +89,7 @@ impl Default for Settings {
             retry: Duration::from_secs(2),
             memory: share::Limits::default(),
             followed: None,
-            strategies: Strategies::default(),
+            limits: RolloutLimits::default(),
         }
     }
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::dry_runs::{DryRunRequest, DryRuns};
-use super::followed::{Followed, Strategies};
+use super::followed::{Followed, RolloutLimits};
 use super::plan::{Accepted, Observed};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -362,6 +362,7 @@ impl RevisionStore {
         let verdict = accepted.as_ref().and_then(|accepted| self.dry_runs.verdict(name, &accepted.revision));
         Some(Observed {
             generation,
+            is_namespaced: name.namespace.is_some(),
             accepted,
             rejected,
             bounds,
@@ -376,10 +377,10 @@ impl RevisionStore {
     }
 
     /// Returns the profiles whose running pods are upgraded.
-    pub(super) fn followed(&self, strategies: Strategies) -> Vec<Followed> {
+    pub(super) fn followed(&self, limits: RolloutLimits) -> Vec<Followed> {
         let stored = self.index().stored();
         let rollout = |name: &ProfileName| self.index().state(name).and_then(|state| state.good?.rollout());
-        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name), strategies)).collect()
+        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name), limits)).collect()
     }
 
     /// Whether namespaces must be counted again.

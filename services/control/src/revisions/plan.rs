@@ -30,7 +30,7 @@ use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
-use super::followed::Strategies;
+use super::followed::RolloutLimits;
 use crate::informer::objects::RollbackRequest;
 
 /// The condition that shows whether the latest generation is accepted.
@@ -61,6 +61,7 @@ pub(super) struct Accepted {
 #[derive(Clone, Debug)]
 pub(super) struct Observed<'o> {
     pub(super) generation: Option<i64>,
+    pub(super) is_namespaced: bool,
     /// The last generation that compiles, merged with its current parents.
     pub(super) accepted: Option<Accepted>,
     /// The errors of the stored generation, if it is invalid.
@@ -115,8 +116,8 @@ pub(super) struct Plan {
 pub(super) struct PlanSettings {
     /// The number of latest revisions that are kept.
     pub(super) keep: usize,
-    /// The strategies with which the controller changes running pods. Others have no effect.
-    pub(super) strategies: Strategies,
+    /// The limits of rollouts to running pods. Strategies beyond them have no effect.
+    pub(super) limits: RolloutLimits,
 }
 
 /// The revisions to publish.
@@ -154,7 +155,8 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
-    let publication = publish(observed, accepted_revision, settings.strategies);
+    let furthest = settings.limits.furthest(observed.is_namespaced);
+    let publication = publish(observed, accepted_revision, furthest);
     let (kept, delete) = keep_latest(observed, &publication, accepted_revision, settings.keep);
     let mut wanted = ProfileStatus {
         conditions: Vec::new(),
@@ -178,7 +180,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
     let valid = valid(observed, accepted_revision);
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
-    wanted.conditions = conditions(observed, &publication, valid, settings.strategies);
+    wanted.conditions = conditions(observed, &publication, valid, furthest);
     let events = events(observed, &wanted, &publication);
     // The conditions and the field `upgrade`, which other clients write, are not compared or written.
     let mut known = (*status).clone();
@@ -196,7 +198,7 @@ impl Observed<'_> {
     }
 }
 
-fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, strategies: Strategies) -> Publication<'o> {
+fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, furthest: RolloutStrategy) -> Publication<'o> {
     let Observed { status, .. } = observed;
     if observed.bounds == Some(RevisionBounds::Parent) {
         let rollback = RollbackState::None;
@@ -217,7 +219,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, strategies
         }
         None => status.rollout.as_ref(),
     };
-    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, strategies));
+    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, furthest));
     let promoted = match rollout {
         None => accepted,
         // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
@@ -249,14 +251,14 @@ fn unpromoted(
     rollout: &Rollout,
     status: &ProfileStatus,
     accepted: Option<&str>,
-    strategies: Strategies,
+    furthest: RolloutStrategy,
 ) -> Option<Rollout> {
     let strategy = rollout.strategy.unwrap_or_default();
     if strategy.has_running_pods() {
         let upgrade = status.upgrade.as_ref().filter(|upgrade| Some(&*upgrade.revision) == accepted);
         let is_complete = upgrade.is_some_and(|upgrade| upgrade.phase == UpgradePhase::Complete);
         // Before the first promotion, no pod has an older revision that could be upgraded.
-        let waits = strategies.include(strategy) && !is_complete && status.promoted_revision.is_some();
+        let waits = strategy <= furthest && !is_complete && status.promoted_revision.is_some();
         // The pods that replace evicted ones must get the revision. After a failure, new pods get the promoted one.
         let ongoing = upgrade.filter(|upgrade| strategy == RolloutStrategy::Restart && !upgrade.phase.has_failed());
         let percent = ongoing.map_or(0, |upgrade| rollout.step_percent(upgrade.step));
@@ -365,7 +367,7 @@ fn conditions(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
     valid: Option<(String, String, String)>,
-    strategies: Strategies,
+    furthest: RolloutStrategy,
 ) -> Vec<Condition> {
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
@@ -376,10 +378,11 @@ fn conditions(
     };
     let (state, reason, mut message) = ready(observed, publication);
     let strategy = strategy(observed);
-    if strategy.has_running_pods() && !strategies.include(strategy) {
-        let value = if strategies.in_place { "rollout.restart" } else { "rollout.inPlace" };
-        message =
-            format!("{message}; the strategy {strategy:?} has no effect, because the chart's value {value} is false");
+    if strategy > furthest {
+        message = format!(
+            "{message}; the strategy {strategy:?} has no effect, because the chart's value rollout allows this profile at \
+             most {furthest:?}"
+        );
     }
     let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));

@@ -19,6 +19,7 @@
 //! - `state`: the state of the task.
 //! - `pods`: brings a revision to pods, within the limits.
 //! - `evictions`: evicts pods that cannot be upgraded in place, with the strategy `Restart`.
+//! - `turns`: the order in which namespaced profiles are handled.
 //! - `task`: the loop.
 //!
 //! The task keeps no state of an earlier term. The request that writes the new image of a pod also writes its
@@ -41,6 +42,7 @@ mod render;
 mod state;
 mod steps;
 mod task;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +52,7 @@ use pillion_json::OwnedTape;
 
 pub use metrics::RolloutMetrics;
 pub use progress::{Progress, baseline, is_ready, progress};
-pub use pull::{ImageState, PullSite, Puller, delete_pods};
+pub use pull::{ImageState, PullLimits, PullSite, Puller, delete_pods};
 pub use render::{PlanError, Planner, PodUpgrade, Target, Upgrade};
 pub use state::RolloutChannels;
 pub use task::run;

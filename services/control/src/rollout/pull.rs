@@ -34,8 +34,6 @@ pub(super) const PULL_FAILURES: [&str; 4] =
     ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
 /// The waiting reasons that mean that the image is on the node, and the command cannot be started.
 const START_FAILURES: [&str; 3] = ["RunContainerError", "CreateContainerError", "StartError"];
-/// Maximum number of concurrent pulls.
-const CONCURRENT_PULLS: usize = 4;
 /// How long a pull may take.
 pub(super) const PULL_LIMIT: Duration = Duration::from_mins(10);
 /// How long an image counts as present on a node. The kubelet may delete unused images.
@@ -63,15 +61,34 @@ pub enum ImageState {
     Failed(String),
 }
 
+/// The maximum numbers of concurrent pulls.
+#[derive(Clone, Copy, Debug)]
+pub struct PullLimits {
+    /// For the pods of all namespaces.
+    pub total: usize,
+    /// For the pods of one namespace.
+    pub per_namespace: usize,
+}
+
+impl Default for PullLimits {
+    fn default() -> Self {
+        Self { total: 4, per_namespace: 4 }
+    }
+}
+
 /// The images that are or were pulled, by the name of the pod that pulls them.
 #[derive(Debug, Default)]
 pub struct Puller {
+    /// The limits.
+    pub limits: PullLimits,
     known: HashMap<String, Pull>,
 }
 
 /// A pull of an image to a node.
 #[derive(Debug)]
 struct Pull {
+    /// The namespace of the pod that needs the image.
+    namespace: Box<str>,
     /// When the pull began, or ended if it has ended.
     since: Instant,
     /// When the caller last needed the image.
@@ -97,7 +114,8 @@ impl Puller {
         };
         for (change, image) in changes.iter().filter_map(|change| Some((change, &change.image.as_ref()?.1))) {
             let policy = pull_policy(pod, change);
-            let text = match self.state(client, node, image, policy, site).await? {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let text = match self.state(client, namespace, (node, image, policy), site).await? {
                 ImageState::Present => continue,
                 ImageState::Waiting => (ImageState::Waiting, format!("pulling {image} on node {node}")),
                 ImageState::Failed(why) => {
@@ -113,9 +131,8 @@ impl Puller {
     async fn state(
         &mut self,
         client: &Client,
-        node: &str,
-        image: &str,
-        policy: &str,
+        namespace: &str,
+        (node, image, policy): (&str, &str, &str),
         site: &PullSite,
     ) -> kube::Result<ImageState> {
         let now = Instant::now();
@@ -127,7 +144,7 @@ impl Puller {
         });
         let pods = Api::<Pod>::namespaced(client.clone(), &site.namespace);
         let name = name(node, image, policy, site);
-        let pull = |state| Pull { since: now, asked: now, state };
+        let pull = |state| Pull { namespace: namespace.into(), since: now, asked: now, state };
         let since = match self.known.get_mut(&name) {
             Some(known) if known.state != ImageState::Waiting => return Ok(known.state.clone()),
             Some(known) => {
@@ -135,8 +152,7 @@ impl Puller {
                 known.since
             }
             None => {
-                let waiting = self.known.values().filter(|pull| pull.state == ImageState::Waiting).count();
-                if waiting >= CONCURRENT_PULLS {
+                if !self.may_begin(namespace) {
                     return Ok(ImageState::Waiting);
                 }
                 if policy != "Always" && is_listed(client, node, image).await {
@@ -175,6 +191,15 @@ impl Puller {
             self.known.insert(name, pull(state.clone()));
         }
         Ok(state)
+    }
+}
+
+impl Puller {
+    /// Whether another pull may begin for a pod of this namespace.
+    fn may_begin(&self, namespace: &str) -> bool {
+        let waiting = || self.known.values().filter(|pull| pull.state == ImageState::Waiting);
+        waiting().count() < self.limits.total
+            && waiting().filter(|pull| *pull.namespace == *namespace).count() < self.limits.per_namespace
     }
 }
 
@@ -305,6 +330,22 @@ mod tests {
         assert_eq!(progress(&Value::Null), ImageState::Waiting);
         let full = json!({"phase": "Failed", "reason": "OutOfpods", "message": "no room"});
         assert_eq!(progress(&full), ImageState::Failed("OutOfpods: no room".to_owned()));
+    }
+
+    #[test]
+    fn slow_pulls_of_one_namespace_do_not_delay_others() {
+        let mut puller = Puller { limits: PullLimits { total: 3, per_namespace: 1 }, ..Puller::default() };
+        let mut begin = |namespace: &str, state| {
+            let may = puller.may_begin(namespace);
+            let pull = Pull { namespace: namespace.into(), since: Instant::now(), asked: Instant::now(), state };
+            if may {
+                puller.known.insert(format!("{namespace} {}", puller.known.len()), pull);
+            }
+            may
+        };
+        assert!(begin("slow", ImageState::Waiting) && !begin("slow", ImageState::Waiting));
+        assert!(begin("done", ImageState::Present) && begin("done", ImageState::Waiting));
+        assert!(begin("third", ImageState::Waiting) && !begin("fourth", ImageState::Waiting), "the limit of all namespaces");
     }
 
     #[test]

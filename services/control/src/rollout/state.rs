@@ -14,6 +14,7 @@ use super::known::Known;
 use super::metrics::RolloutMetrics;
 use super::pull::{PullSite, Puller};
 use super::render::Planner;
+use super::turns::Turns;
 use crate::audit::PodsQuestion;
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
@@ -49,6 +50,8 @@ pub(super) struct Task {
     pub(super) platform_pulls: (PullSite, Puller),
     /// The state of rollouts in memory, by display name of the profile.
     pub(super) known: HashMap<String, Known>,
+    /// The order of namespaced profiles.
+    pub(super) turns: Turns,
     /// The release.
     pub(super) release: Arc<Release>,
     /// The profiles and namespaces of the last round, with guardrails.

@@ -34,10 +34,11 @@ use super::marked::{self, MarkedPod, pod_timeout};
 use super::metrics::UpgradeResult;
 use super::pods::{Change, Restart};
 use super::progress::{is_ready, restarts};
-use super::pull::{self, FRESH_FOR, PULL_LIMIT, PullSite, Puller};
+use super::pull::{self, FRESH_FOR, PULL_LIMIT, PullLimits, PullSite, Puller};
 use super::render::Planner;
 use super::state::{RolloutChannels, Task};
 use super::steps::{self, PodStates, Situation};
+use super::turns::Turns;
 use super::{MANAGER, RolloutSettings};
 use crate::audit::{PodsQuestion, ProfilePod};
 use crate::client::chain;
@@ -61,6 +62,10 @@ const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
 const STARTING: Duration = Duration::from_mins(5);
 /// Maximum time for which a new leader waits for the evictions of its predecessor.
 const MAX_SETTLING: Duration = Duration::from_mins(10);
+/// How long a round may handle namespaced profiles, so that they do not delay the rollouts of cluster profiles.
+const TENANTS_LIMIT: Duration = Duration::from_secs(5);
+/// The pulls for namespaced profiles. A registry that never ends its response delays only its own namespace.
+const TENANT_PULLS: PullLimits = PullLimits { total: 16, per_namespace: 1 };
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
 
@@ -77,12 +82,13 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
             channels.lookups.clone(),
             settings.cluster.clone().or_else(LookedUp::unknown_cluster),
         ),
-        tenant_pulls: (site(json!([])), Puller::default()),
+        tenant_pulls: (site(json!([])), Puller { limits: TENANT_PULLS, ..Puller::default() }),
         platform_pulls: (site(secrets), Puller::default()),
         client,
         settings,
         channels,
         known: HashMap::new(),
+        turns: Turns::default(),
         release,
         active: Default::default(),
         began: Instant::now(),
@@ -132,6 +138,13 @@ impl Task {
 
     async fn round(&mut self) -> kube::Result<()> {
         let followed = self.channels.followed.borrow().clone().unwrap_or_default();
+        let (followed, ended): (Vec<_>, Vec<_>) =
+            followed.into_iter().partition(|profile| profile.rollout.strategy.is_some());
+        for profile in ended {
+            if let Err(error) = self.remove_status(&profile).await {
+                warn!(profile = %profile.name, error = chain(&error), "the status of an earlier rollout is not removed");
+            }
+        }
         self.known.retain(|name, _| followed.iter().any(|profile| profile.name.to_string() == *name));
         if followed.is_empty() && !self.has_marked {
             return Ok(());
@@ -153,16 +166,18 @@ impl Task {
         self.has_marked = !marked.is_empty();
         let mut failed = 0;
         let mut ongoing: Vec<_> = marked.iter().filter_map(MarkedPod::disruption).collect();
-        // A tenant's rollout must not delay those of the platform.
         let (of_platform, of_tenants): (Vec<_>, Vec<_>) =
             followed.into_iter().partition(|profile| profile.name.namespace.is_none());
-        for profile in of_platform.into_iter().chain(of_tenants) {
-            let name = profile.name.to_string();
-            match self.roll_out(&profile, &name, &marked, &mut ongoing).await {
-                Ok(has_failed) => failed += usize::from(has_failed),
-                Err(error) => {
-                    warn!(profile = name, error = chain(&error), "the rollout could not continue; trying again");
-                }
+        for profile in of_platform {
+            failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
+        }
+        let begun = Instant::now();
+        for profile in self.turns.order(of_tenants) {
+            if begun.elapsed() < TENANTS_LIMIT {
+                self.turns.take(&profile.name);
+                failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
+            } else {
+                failed += usize::from(profile.upgrade.is_some_and(|upgrade| upgrade.phase.has_failed()));
             }
         }
         if self.cleaned.elapsed() > CLEAN_INTERVAL {
@@ -173,6 +188,30 @@ impl Task {
         let running = evicted + marked.iter().filter(|pod| pod.upgraded.running.is_some()).count();
         self.channels.metrics.show(running, failed);
         Ok(())
+    }
+
+    /// Removes the state of an earlier rollout from a profile whose running pods are no longer upgraded.
+    async fn remove_status(&self, profile: &Followed) -> kube::Result<()> {
+        let guard = ("resourceVersion", profile.resource_version.as_deref());
+        match profile_status::apply(&self.client, &profile.name, MANAGER, guard, json!({})).await {
+            // The profile has changed, so the next round decides again.
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            written => written.map(drop),
+        }
+    }
+
+    /// Continues the rollout of a profile. Returns whether the rollout has failed. An error is logged.
+    async fn try_roll_out(
+        &mut self,
+        profile: &Followed,
+        marked: &[MarkedPod],
+        ongoing: &mut Vec<(String, Disruption)>,
+    ) -> bool {
+        let name = profile.name.to_string();
+        self.roll_out(profile, &name, marked, ongoing).await.unwrap_or_else(|error| {
+            warn!(profile = name, error = chain(&error), "the rollout could not continue; trying again");
+            false
+        })
     }
 
     /// Continues the rollout of a profile. Returns whether it has failed.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use pillion_api::held;
 use pillion_api::names::{FailureMode, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
+use pillion_api::profile::RolloutStrategy;
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::Release;
 use pillion_control::certificates::ca::Lifetimes;
@@ -18,6 +19,7 @@ use pillion_control::held::{PolicySettings, ReleaseSettings};
 use pillion_control::informer::share;
 use pillion_control::lease;
 use pillion_control::probe;
+use pillion_control::revisions::RolloutLimits;
 use pillion_control::rollout::RolloutSettings;
 use pillion_control::rotator;
 use pillion_control::trust_probe;
@@ -168,11 +170,37 @@ pub(crate) struct Rollouts {
     /// The maximum number of requests per second to the API server.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) requests_per_second: u32,
+    /// The limits of namespaced profiles.
+    pub(crate) namespaced: NamespacedRollouts,
+}
+
+/// The limits of the rollouts of namespaced profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct NamespacedRollouts {
+    /// The furthest strategy, if cluster profiles may also use it. With `OnCreate`, their running pods are not changed.
+    #[schemars(extend("expected" = "OnCreate, InPlace or Restart"))]
+    pub(crate) strategy: RolloutStrategy,
+    /// The maximum number of pods that one profile upgrades or restarts at the same time.
+    #[schemars(extend("range" = [1, 1_000]))]
+    pub(crate) max_unavailable: u32,
+}
+
+impl Default for NamespacedRollouts {
+    fn default() -> Self {
+        Self { strategy: RolloutStrategy::Restart, max_unavailable: 10 }
+    }
 }
 
 impl Default for Rollouts {
     fn default() -> Self {
-        Self { in_place: false, restart: false, pull_secrets: Vec::new(), requests_per_second: 20 }
+        Self {
+            in_place: false,
+            restart: false,
+            pull_secrets: Vec::new(),
+            requests_per_second: 20,
+            namespaced: NamespacedRollouts::default(),
+        }
     }
 }
 
@@ -324,6 +352,17 @@ impl ControllerPolicy {
             excluded_namespaces: self.webhooks.excluded_namespaces.clone(),
             ..ReleaseSettings::default()
         }
+    }
+
+    /// Returns the limits of rollouts to running pods.
+    pub(crate) fn rollout_limits(&self) -> RolloutLimits {
+        let Rollouts { in_place, restart, namespaced, .. } = &self.rollouts;
+        let platform = match (in_place, restart) {
+            (false, _) => RolloutStrategy::OnCreate,
+            (true, false) => RolloutStrategy::InPlace,
+            (true, true) => RolloutStrategy::Restart,
+        };
+        RolloutLimits { platform, namespaced: namespaced.strategy, namespaced_unavailable: namespaced.max_unavailable }
     }
 
     /// Returns the settings of rollouts to running pods. `None` if running pods are not upgraded.

@@ -22,7 +22,7 @@ use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, r
 use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
-use pillion_control::revisions::{self, Strategies};
+use pillion_control::revisions;
 use pillion_control::rollout::{self, RolloutChannels, RolloutMetrics};
 use pillion_control::rotator::{Rotator, RotatorMetrics};
 use pillion_control::trust_probe::{ApiServerProber, TrustProbe, TrustProbeMetrics};
@@ -131,7 +131,7 @@ impl Term {
         if let Some(settings) = self.policy.rollouts() {
             let (followed_sender, followed) = watch::channel(None);
             accepting.followed = Some(followed_sender);
-            accepting.strategies = Strategies { in_place: true, restart: self.policy.rollouts.restart };
+            accepting.limits = self.policy.rollout_limits();
             let lookups = Lookups::new(self.client.clone(), self.metrics.lookups.clone());
             let channels = RolloutChannels {
                 published: Arc::clone(&snapshot),

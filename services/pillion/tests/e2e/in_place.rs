@@ -16,9 +16,10 @@ use kube::client::Body;
 use pillion_api::ClusterInjectionProfile;
 use pillion_api::kinds::{ProfileStatus, UpgradePhase, UpgradeStatus};
 use pillion_api::names::{ROLLBACK_TO_ANNOTATION, ROLLOUT_ANNOTATION, UPGRADED_ANNOTATION, UPGRADING_LABEL};
+use pillion_api::profile::RolloutStrategy;
 use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Reads};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
-use pillion_control::revisions::Strategies;
+use pillion_control::revisions::RolloutLimits;
 use pillion_control::rollout::{self, RolloutChannels, RolloutMetrics, RolloutSettings};
 use pillion_control::{LeaderContext, Lookups, Publisher, Release, revisions};
 use pillion_engine::snapshot::Snapshot;
@@ -96,9 +97,13 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
         settle: Duration::from_millis(500),
         ..RolloutSettings::default()
     };
-    let strategies = Strategies { in_place: true, restart: true };
+    let limits = RolloutLimits {
+        platform: RolloutStrategy::Restart,
+        namespaced: RolloutStrategy::Restart,
+        namespaced_unavailable: 10,
+    };
     let publishing =
-        revisions::Settings { followed: Some(followed_sender), strategies, ..revisions::Settings::default() };
+        revisions::Settings { followed: Some(followed_sender), limits, ..revisions::Settings::default() };
     let leading = LeaderContext { client: client.clone(), release, stop: stop.clone() };
     tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default(), publisher));
     tokio::spawn(audit::run(leading.clone(), parts, AuditSettings::default()));
@@ -510,6 +515,14 @@ fn rollout_is_paused_and_undone() {
         ensure!(complete.upgraded == 3, "{complete:?}");
         let tags = shop.tags().await?;
         ensure!(tags == ["3".to_owned(), "own".to_owned()].into(), "{tags:?}");
+        // Without the strategy, the status shows no rollout.
+        shop.apply("3", &json!({})).await?;
+        shop.wait_for("the status shows no rollout", async || {
+            let status = shop.profile_status().await?;
+            ensure!(status.upgrade.is_none(), "{status:?}");
+            Ok(())
+        })
+        .await?;
         // A namespace is deleted during a rollout, and the rollout ends.
         shop.apply("4", &plain).await?;
         shop.rig.control_plane.kubectl_ok(&["delete", "namespace", "shop", "--wait=false"]).await?;

@@ -92,13 +92,14 @@ fn deployment() -> String {
     .to_string()
 }
 
-struct Shop<'p>(&'p Platform);
+/// The pods with the label `app=web` in the namespace `shop`.
+pub(crate) struct Shop<'p>(pub(crate) &'p Platform);
 
 /// The state of a pod that an upgrade in place must not change: its UID, and the id and restarts of the application.
-type Identity = (String, String, i32);
+pub(crate) type Identity = (String, String, i32);
 
 impl Shop<'_> {
-    async fn pods(&self) -> Result<Vec<Pod>> {
+    pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
         Ok(self.0.pods("shop").list(&ListParams::default().labels("app=web")).await?.items)
     }
 
@@ -112,7 +113,7 @@ impl Shop<'_> {
         .await
     }
 
-    async fn identities(&self) -> Result<BTreeMap<String, Identity>> {
+    pub(crate) async fn identities(&self) -> Result<BTreeMap<String, Identity>> {
         let identity = |pod: &Pod| {
             let app = container(pod, "app")?;
             let id = app.container_id.clone().context("no container id")?;
@@ -129,7 +130,7 @@ impl Shop<'_> {
     }
 
     /// Waits until a new pod gets this image tag and this CPU request.
-    async fn serves(&self, tag: &str, cpu: &str) -> Result<()> {
+    pub(crate) async fn serves(&self, tag: &str, cpu: &str) -> Result<()> {
         let image = format!("local.test/shipper:{tag}");
         eventually(SOON, "new pods get the profile", async || {
             let pod = self.0.dry_run("shop").await?;
@@ -165,7 +166,7 @@ impl Shop<'_> {
 
 /// Rollouts by the controller.
 impl Shop<'_> {
-    async fn status(&self) -> Result<UpgradeStatus> {
+    pub(crate) async fn status(&self) -> Result<UpgradeStatus> {
         let profiles: Api<ClusterInjectionProfile> = Api::all(self.0.client.clone());
         profiles.get("shipper").await?.status.and_then(|status| status.upgrade).context("no rollout")
     }
@@ -197,7 +198,7 @@ impl Shop<'_> {
     }
 }
 
-fn container<'p>(pod: &'p Pod, name: &str) -> Result<&'p ContainerStatus> {
+pub(crate) fn container<'p>(pod: &'p Pod, name: &str) -> Result<&'p ContainerStatus> {
     let status = pod.status.as_ref().context("no status")?;
     let mut all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
     all.find(|one| one.name == name).with_context(|| format!("no container {name}"))

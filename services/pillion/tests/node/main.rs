@@ -13,6 +13,7 @@ mod install;
 mod platform;
 mod quickstart;
 mod recovery;
+mod rollouts;
 mod tenant;
 mod uninstall;
 mod upgrade;

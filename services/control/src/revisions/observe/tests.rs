@@ -7,7 +7,9 @@ use crate::guard::faults;
 use crate::revisions::execute::decide;
 use crate::revisions::plan::{ACCEPTED, Plan, PlanSettings};
 
-const PLANNING: PlanSettings = PlanSettings { keep: 10, strategies: Strategies { in_place: false, restart: false } };
+fn planning() -> PlanSettings {
+    PlanSettings { keep: 10, limits: RolloutLimits::default() }
+}
 
 fn object(namespace: Option<&str>, name: &str, owner: &str) -> RevisionObject {
     let metadata = json!({
@@ -104,7 +106,7 @@ fn text_that_panics_is_rejected_with_reason() {
         drop(fault);
         let profile = store.index().stored_profile(&name).unwrap().clone();
         let fault = faults::at(meanwhile);
-        let (plan, revision) = decide(&mut store, &profile, PLANNING).expect("a plan for the broken spec");
+        let (plan, revision) = decide(&mut store, &profile, planning()).expect("a plan for the broken spec");
         drop(fault);
         let (state, message) = accepted_condition(&plan);
         assert!(state == "False" && message.contains("a bug in Pillion"), "{generation}: {state} {message}");
@@ -117,7 +119,7 @@ fn text_that_panics_is_rejected_with_reason() {
 
     store.update(Update::Cluster(Change::Applied(seen("1", 3, "b"))));
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (plan, revision) = decide(&mut store, &profile, PLANNING).expect("a plan for the corrected spec");
+    let (plan, revision) = decide(&mut store, &profile, planning()).expect("a plan for the corrected spec");
     assert!(plan.create && revision.is_some());
 }
 
@@ -142,7 +144,7 @@ fn missing_revision_of_other_build_gets_own_hash() {
     };
     assert_eq!(accepted(&store).as_deref(), Some(hash), "an existing revision keeps its name");
     let profile = store.index().stored_profile(&name).unwrap().clone();
-    let (_, created) = decide(&mut store, &profile, PLANNING).expect("a plan for the missing revision");
+    let (_, created) = decide(&mut store, &profile, planning()).expect("a plan for the missing revision");
     let created = created.expect("a revision to create");
     assert_ne!(created.revision, hash);
     assert!(ProfileSource::Revision(&created).flatten(&name).is_ok(), "replicas would reject it: {created:?}");

@@ -19,7 +19,7 @@ struct Case {
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
     verdict: Option<Verdict>,
-    strategies: Strategies,
+    furthest: RolloutStrategy,
 }
 
 impl Case {
@@ -41,7 +41,7 @@ impl Case {
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
-            strategies: Strategies { in_place: true, restart: true },
+            furthest: RolloutStrategy::Restart,
         }
     }
 
@@ -79,6 +79,7 @@ impl Case {
         });
         let observed = Observed {
             generation: Some(7),
+            is_namespaced: false,
             accepted: self.accepted.clone(),
             rejected: self.diagnostics.as_deref(),
             bounds: self.bounds,
@@ -90,7 +91,8 @@ impl Case {
             conflict: self.conflict.as_ref(),
             verdict: self.verdict.as_ref(),
         };
-        plan(&observed, PlanSettings { keep, strategies: self.strategies })
+        let limits = RolloutLimits { platform: self.furthest, ..RolloutLimits::default() };
+        plan(&observed, PlanSettings { keep, limits })
     }
 
     /// Returns the published revision, the promoted revision, and the percentage of the rollout.
@@ -510,13 +512,13 @@ fn running_pods_are_upgraded_before_promotion() {
     let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
     let strategy = Some(RolloutStrategy::InPlace);
     case.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
-    let mut without_controller = Case { strategies: Strategies::default(), ..case };
+    let mut without_controller = Case { furthest: RolloutStrategy::OnCreate, ..case };
     assert_eq!(without_controller.result(), all("b"));
     let plan = without_controller.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
-    assert!(ready.message.ends_with("because the chart's value rollout.inPlace is false"), "{}", ready.message);
+    assert!(ready.message.ends_with("because the chart's value rollout allows this profile at most OnCreate"), "{}", ready.message);
 
-    without_controller.strategies = Strategies { in_place: true, restart: false };
+    without_controller.furthest = RolloutStrategy::InPlace;
     let mut case = without_controller;
     assert_eq!(case.result(), some("b", Some("a"), 0));
     let published = case.plan().status.unwrap();
@@ -544,12 +546,12 @@ fn running_pods_are_upgraded_before_promotion() {
     let strategy = Some(RolloutStrategy::Restart);
     let steps = vec![RolloutStep { percent: 5, bake_seconds: None, pause: None }];
     next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, steps, ..Rollout::default() });
-    next.strategies.restart = false;
+    next.furthest = RolloutStrategy::InPlace;
     let plan = next.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
-    assert!(ready.message.ends_with("because the chart's value rollout.restart is false"), "{}", ready.message);
+    assert!(ready.message.ends_with("because the chart's value rollout allows this profile at most InPlace"), "{}", ready.message);
     assert_eq!(next.result(), all("c"));
-    next.strategies.restart = true;
+    next.furthest = RolloutStrategy::Restart;
     assert_eq!(next.result(), some("c", Some("b"), 0), "the task has not begun the rollout");
     next.status = next.plan().status.unwrap();
     for (phase, step, percent) in [
