@@ -92,8 +92,10 @@ mod tests {
         use RolloutStrategy::{InPlace, OnCreate, Restart};
         let (platform, tenant) = (ProfileName::cluster("a"), ProfileName::namespaced("shop", "a"));
         let limits = RolloutLimits { platform: Restart, namespaced: InPlace, namespaced_unavailable: 10 };
-        let rollout = |strategy, most| Rollout { strategy: Some(strategy), max_unavailable: most, ..Rollout::default() };
-        let most = |name, strategy, most| limits.apply(name, &rollout(strategy, most)).map(|found| found.max_unavailable);
+        let rollout =
+            |strategy, most| Rollout { strategy: Some(strategy), max_unavailable: most, ..Rollout::default() };
+        let most =
+            |name, strategy, most| limits.apply(name, &rollout(strategy, most)).map(|found| found.max_unavailable);
         assert_eq!(most(&platform, Restart, Some(500)), Some(Some(500)));
         assert_eq!(most(&tenant, Restart, Some(5)), None);
         assert_eq!(most(&tenant, InPlace, Some(500)), Some(Some(10)));

@@ -79,8 +79,7 @@ impl Default for PullLimits {
 /// The images that are or were pulled, by the name of the pod that pulls them.
 #[derive(Debug, Default)]
 pub struct Puller {
-    /// The limits.
-    pub limits: PullLimits,
+    limits: PullLimits,
     known: HashMap<String, Pull>,
 }
 
@@ -97,6 +96,12 @@ struct Pull {
 }
 
 impl Puller {
+    /// Creates a puller with these limits.
+    #[must_use]
+    pub fn new(limits: PullLimits) -> Self {
+        Self { limits, known: HashMap::new() }
+    }
+
     /// Returns the state of the new images on the node of a pod: the first state that is not [`ImageState::Present`].
     /// Begins to pull the images if necessary. The text names the image and the node.
     ///
@@ -334,7 +339,7 @@ mod tests {
 
     #[test]
     fn slow_pulls_of_one_namespace_do_not_delay_others() {
-        let mut puller = Puller { limits: PullLimits { total: 3, per_namespace: 1 }, ..Puller::default() };
+        let mut puller = Puller::new(PullLimits { total: 3, per_namespace: 1 });
         let mut begin = |namespace: &str, state| {
             let may = puller.may_begin(namespace);
             let pull = Pull { namespace: namespace.into(), since: Instant::now(), asked: Instant::now(), state };
@@ -345,7 +350,10 @@ mod tests {
         };
         assert!(begin("slow", ImageState::Waiting) && !begin("slow", ImageState::Waiting));
         assert!(begin("done", ImageState::Present) && begin("done", ImageState::Waiting));
-        assert!(begin("third", ImageState::Waiting) && !begin("fourth", ImageState::Waiting), "the limit of all namespaces");
+        assert!(
+            begin("third", ImageState::Waiting) && !begin("fourth", ImageState::Waiting),
+            "the limit of all namespaces"
+        );
     }
 
     #[test]

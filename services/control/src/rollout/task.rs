@@ -82,7 +82,7 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
             channels.lookups.clone(),
             settings.cluster.clone().or_else(LookedUp::unknown_cluster),
         ),
-        tenant_pulls: (site(json!([])), Puller { limits: TENANT_PULLS, ..Puller::default() }),
+        tenant_pulls: (site(json!([])), Puller::new(TENANT_PULLS)),
         platform_pulls: (site(secrets), Puller::default()),
         client,
         settings,

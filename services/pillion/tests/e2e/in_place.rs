@@ -102,8 +102,7 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
         namespaced: RolloutStrategy::Restart,
         namespaced_unavailable: 10,
     };
-    let publishing =
-        revisions::Settings { followed: Some(followed_sender), limits, ..revisions::Settings::default() };
+    let publishing = revisions::Settings { followed: Some(followed_sender), limits, ..revisions::Settings::default() };
     let leading = LeaderContext { client: client.clone(), release, stop: stop.clone() };
     tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default(), publisher));
     tokio::spawn(audit::run(leading.clone(), parts, AuditSettings::default()));

@@ -28,7 +28,9 @@ async fn install(platform: &Platform, tags: &[&str]) -> Result<()> {
     }
     platform.namespace("shop", "enabled").await?;
     let mut values = Platform::values("one");
-    values["rollout"] = json!({"inPlace": true, "restart": true});
+    if let Some(values) = values.as_object_mut() {
+        values.insert("rollout".to_owned(), json!({"inPlace": true, "restart": true}));
+    }
     platform.helm("install", Some(&values), &["--create-namespace", "--wait", "--timeout=3m"]).await?;
     platform.injects("shop").await
 }
@@ -81,11 +83,7 @@ fn name(pod: &Pod) -> Result<&str> {
 }
 
 /// Waits until the rollout has this state.
-async fn reaches(
-    shop: &Shop<'_>,
-    what: &str,
-    mut holds: impl FnMut(&UpgradeStatus) -> bool,
-) -> Result<UpgradeStatus> {
+async fn reaches(shop: &Shop<'_>, what: &str, mut holds: impl FnMut(&UpgradeStatus) -> bool) -> Result<UpgradeStatus> {
     let mut found = None;
     eventually(LIMIT, what, async || {
         let status = shop.status().await?;
@@ -216,10 +214,10 @@ struct Seen {
 }
 
 /// Reads the workloads several times per second.
-async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, stop: CancellationToken) -> Result<()> {
+async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, ended: CancellationToken) -> Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(platform.client.clone(), "shop");
     let mut ticks = tokio::time::interval(Duration::from_millis(300));
-    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+    while ended.run_until_cancelled(ticks.tick()).await.is_some() {
         let pods = Shop(platform).pods().await?;
         let found = deployments.list(&ListParams::default()).await?.items;
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,16 +237,15 @@ async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, stop: CancellationTo
 /// Applies a profile, and returns the state at the end of its rollout, with what a watcher has seen meanwhile.
 async fn roll_out(shop: &Shop<'_>, profile: &str) -> Result<(UpgradeStatus, Seen)> {
     let before = shop.status().await?.revision;
-    let (seen, stop) = (Arc::new(Mutex::new(Seen::default())), CancellationToken::new());
+    let (seen, ended) = (Arc::new(Mutex::new(Seen::default())), CancellationToken::new());
     let run = async {
-        let _stops = stop.clone().drop_guard();
+        let _ends = ended.clone().drop_guard();
         shop.0.kubectl_with_input(&["apply", "-f", "-"], profile).await?;
-        let has_ended = |status: &UpgradeStatus| {
-            status.revision != before && status.phase.has_ended() && status.upgrading == 0
-        };
+        let has_ended =
+            |status: &UpgradeStatus| status.revision != before && status.phase.has_ended() && status.upgrading == 0;
         reaches(shop, "the rollout has ended", has_ended).await
     };
-    let (status, watched) = tokio::join!(run, watch(shop.0, Arc::clone(&seen), stop.clone()));
+    let (status, watched) = tokio::join!(run, watch(shop.0, Arc::clone(&seen), ended.clone()));
     watched?;
     let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((status?, seen))
@@ -278,8 +275,7 @@ fn controller_replaces_running_pods() {
                 },
             })
         };
-        let objects: Vec<_> =
-            names.iter().flat_map(|name| [deployment("shop", name, PODS), budget(name)]).collect();
+        let objects: Vec<_> = names.iter().flat_map(|name| [deployment("shop", name, PODS), budget(name)]).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         platform.kubectl_with_input(&["apply", "-f", "-"], &list.to_string()).await?;
         let are_ready = async || {
@@ -297,10 +293,15 @@ fn controller_replaces_running_pods() {
         let (status, seen) = roll_out(&shop, &profile("1", "8080", "2", &rollout)).await?;
         let took = begun.elapsed();
         ensure!(status.phase == UpgradePhase::Complete && status.upgraded == 20, "{status:?}");
-        ensure!(seen.uids.values().all(|uids| uids.len() == 2 * PODS), "a pod was replaced twice, or not at all: {seen:?}");
+        ensure!(
+            seen.uids.values().all(|uids| uids.len() == 2 * PODS),
+            "a pod was replaced twice, or not at all: {seen:?}"
+        );
         ensure!(seen.least_ready.values().all(|least| *least >= 3), "a budget was exceeded: {seen:?}");
         are_ready().await?;
-        println!("20 pods of 5 workloads were replaced once in {took:.1?}; at least 3 of 4 pods of each workload were ready");
+        println!(
+            "20 pods of 5 workloads were replaced once in {took:.1?}; at least 3 of 4 pods of each workload were ready"
+        );
 
         // With this change, no pod becomes ready. At most the workloads of the first step are touched.
         let begun = Instant::now();
@@ -313,7 +314,10 @@ fn controller_replaces_running_pods() {
         // Each touched workload has one pod with the failed revision, which is replaced again.
         ensure!(touched.iter().all(|new| *new <= 2), "{seen:?}");
         ensure!(seen.least_ready.values().all(|least| *least >= 3), "a budget was exceeded: {seen:?}");
-        println!("a change that fails touched one pod in each of {} of 5 workloads, back after {took:.1?}", touched.len());
+        println!(
+            "a change that fails touched one pod in each of {} of 5 workloads, back after {took:.1?}",
+            touched.len()
+        );
         Ok(())
     });
 }

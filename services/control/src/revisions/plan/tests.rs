@@ -516,7 +516,11 @@ fn running_pods_are_upgraded_before_promotion() {
     assert_eq!(without_controller.result(), all("b"));
     let plan = without_controller.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
-    assert!(ready.message.ends_with("because the chart's value rollout allows this profile at most OnCreate"), "{}", ready.message);
+    assert!(
+        ready.message.ends_with("because the chart's value rollout allows this profile at most OnCreate"),
+        "{}",
+        ready.message
+    );
 
     without_controller.furthest = RolloutStrategy::InPlace;
     let mut case = without_controller;
@@ -549,7 +553,11 @@ fn running_pods_are_upgraded_before_promotion() {
     next.furthest = RolloutStrategy::InPlace;
     let plan = next.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
-    assert!(ready.message.ends_with("because the chart's value rollout allows this profile at most InPlace"), "{}", ready.message);
+    assert!(
+        ready.message.ends_with("because the chart's value rollout allows this profile at most InPlace"),
+        "{}",
+        ready.message
+    );
     assert_eq!(next.result(), all("c"));
     next.furthest = RolloutStrategy::Restart;
     assert_eq!(next.result(), some("c", Some("b"), 0), "the task has not begun the rollout");
