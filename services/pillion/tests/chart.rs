@@ -378,7 +378,7 @@ fn policies_come_from_values() {
                 assert_eq!(policy["webhooks"]["timeoutRequired"], "5s");
                 let rollouts = json!({
                     "inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50,
-                    "namespaced": {"strategy": "InPlace", "maxUnavailable": 10},
+                    "namespaced": {"strategy": "InPlace", "maxUnavailable": 10, "podTimeoutSeconds": 600},
                 });
                 assert_eq!(policy["rollouts"], rollouts);
                 assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));

@@ -39,7 +39,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 pub use execute::run;
-pub use followed::{Followed, RolloutLimits};
+pub(crate) use followed::DEFAULT_POD_TIMEOUT_SECONDS;
+pub use followed::{Followed, FollowedProfiles, RolloutLimits};
 
 use tokio::sync::watch;
 
@@ -67,7 +68,7 @@ pub struct Settings {
     pub memory: share::Limits,
     /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known.
     /// `None` if that task does not run.
-    pub followed: Option<watch::Sender<Option<Vec<Followed>>>>,
+    pub followed: Option<watch::Sender<Option<FollowedProfiles>>>,
     /// The limits of that task. Strategies beyond them have no effect.
     pub limits: RolloutLimits,
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::conflicts::{Conflict, conflicts};
 use super::dry_runs::{DryRunRequest, DryRuns};
-use super::followed::{Followed, RolloutLimits};
+use super::followed::{Followed, FollowedProfiles, RolloutLimits};
 use super::plan::{Accepted, Observed};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -376,11 +376,22 @@ impl RevisionStore {
         })
     }
 
-    /// Returns the profiles whose running pods are upgraded.
-    pub(super) fn followed(&self, limits: RolloutLimits) -> Vec<Followed> {
-        let stored = self.index().stored();
-        let rollout = |name: &ProfileName| self.index().state(name).and_then(|state| state.good?.rollout());
-        stored.filter_map(|profile| Followed::read(profile, rollout(&profile.name), limits)).collect()
+    /// Returns the profiles for the task that upgrades running pods.
+    pub(super) fn followed(&self, limits: RolloutLimits) -> FollowedProfiles {
+        let mut followed = FollowedProfiles::default();
+        for profile in self.index().stored() {
+            let state = self.index().state(&profile.name);
+            let rollout = state.as_ref().and_then(|state| state.good?.rollout());
+            // The last valid spec may come from a revision, which contains no rollout. So only a valid stored spec shows
+            // that the strategy was removed.
+            let is_current = state.as_ref().is_some_and(|state| !state.due && !state.broken && state.good.is_some());
+            let has_strategy = rollout.is_some_and(|rollout| rollout.strategy.unwrap_or_default().has_running_pods());
+            if is_current && !has_strategy && profile.status.upgrade.is_some() {
+                followed.ended.push((profile.name.clone(), profile.resource_version.clone()));
+            }
+            followed.active.extend(Followed::read(profile, rollout, limits));
+        }
+        followed
     }
 
     /// Whether namespaces must be counted again.

@@ -30,7 +30,7 @@ use pillion_engine::profile::Diagnostic;
 
 use super::conflicts::Conflict;
 use super::dry_run::{MESSAGE_BYTES, NOT_ASKED, Verdict};
-use super::followed::RolloutLimits;
+use super::followed::{RolloutLimits, StrategyLimit};
 use crate::informer::objects::RollbackRequest;
 
 /// The condition that shows whether the latest generation is accepted.
@@ -155,8 +155,8 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
         None if observed.bounds == Some(RevisionBounds::Parent) => None,
         None => status.accepted_revision.as_deref(),
     };
-    let furthest = settings.limits.furthest(observed.is_namespaced);
-    let publication = publish(observed, accepted_revision, furthest);
+    let limit = settings.limits.strategy(observed.is_namespaced);
+    let publication = publish(observed, accepted_revision, limit.highest);
     let (kept, delete) = keep_latest(observed, &publication, accepted_revision, settings.keep);
     let mut wanted = ProfileStatus {
         conditions: Vec::new(),
@@ -180,7 +180,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
     let valid = valid(observed, accepted_revision);
     let dry_run =
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
-    wanted.conditions = conditions(observed, &publication, valid, furthest);
+    wanted.conditions = conditions(observed, &publication, valid, limit);
     let events = events(observed, &wanted, &publication);
     // The conditions and the field `upgrade`, which other clients write, are not compared or written.
     let mut known = (*status).clone();
@@ -198,7 +198,7 @@ impl Observed<'_> {
     }
 }
 
-fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, furthest: RolloutStrategy) -> Publication<'o> {
+fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, highest: RolloutStrategy) -> Publication<'o> {
     let Observed { status, .. } = observed;
     if observed.bounds == Some(RevisionBounds::Parent) {
         let rollback = RollbackState::None;
@@ -219,7 +219,7 @@ fn publish<'o>(observed: &'o Observed<'_>, accepted: Option<&'o str>, furthest: 
         }
         None => status.rollout.as_ref(),
     };
-    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, furthest));
+    let rollout = rollout.and_then(|rollout| unpromoted(rollout, status, accepted, highest));
     let promoted = match rollout {
         None => accepted,
         // Keep the last promoted revision even if it was deleted, since replicas may still serve it. Otherwise pods
@@ -251,14 +251,16 @@ fn unpromoted(
     rollout: &Rollout,
     status: &ProfileStatus,
     accepted: Option<&str>,
-    furthest: RolloutStrategy,
+    highest: RolloutStrategy,
 ) -> Option<Rollout> {
-    let strategy = rollout.strategy.unwrap_or_default();
-    if strategy.has_running_pods() {
+    let strategy = rollout.strategy.unwrap_or_default().min(highest);
+    if rollout.strategy.is_some_and(RolloutStrategy::has_running_pods) {
         let upgrade = status.upgrade.as_ref().filter(|upgrade| Some(&*upgrade.revision) == accepted);
         let is_complete = upgrade.is_some_and(|upgrade| upgrade.phase == UpgradePhase::Complete);
+        // A rollout that is no longer allowed is only suspended. Otherwise, new pods would get a revision that has failed.
+        let is_rolled_out = strategy.has_running_pods() || upgrade.is_some();
         // Before the first promotion, no pod has an older revision that could be upgraded.
-        let waits = strategy <= furthest && !is_complete && status.promoted_revision.is_some();
+        let waits = is_rolled_out && !is_complete && status.promoted_revision.is_some();
         // The pods that replace evicted ones must get the revision. After a failure, new pods get the promoted one.
         let ongoing = upgrade.filter(|upgrade| strategy == RolloutStrategy::Restart && !upgrade.phase.has_failed());
         let percent = ongoing.map_or(0, |upgrade| rollout.step_percent(upgrade.step));
@@ -367,7 +369,7 @@ fn conditions(
     observed: &Observed<'_>,
     publication: &Publication<'_>,
     valid: Option<(String, String, String)>,
-    furthest: RolloutStrategy,
+    limit: StrategyLimit,
 ) -> Vec<Condition> {
     let accepted = match observed.rejected {
         Some(diagnostics) => (ACCEPTED, "False", "Invalid", summary(diagnostics)),
@@ -376,13 +378,17 @@ fn conditions(
             None => (ACCEPTED, "Unknown", PENDING, "not compiled yet".to_owned()),
         },
     };
-    let (state, reason, mut message) = ready(observed, publication);
     let strategy = strategy(observed);
-    if strategy > furthest {
-        message = format!(
-            "{message}; the strategy {strategy:?} has no effect, because the chart's value rollout allows this profile at \
-             most {furthest:?}"
-        );
+    let (state, reason, mut message) = ready(observed, publication, strategy.min(limit.highest));
+    if let StrategyLimit { highest, value } = limit
+        && strategy > highest
+    {
+        let effect = match highest {
+            RolloutStrategy::OnCreate if publication.rollout.is_some() => "is suspended".to_owned(),
+            RolloutStrategy::OnCreate => "has no effect".to_owned(),
+            _ => format!("acts as {highest:?}"),
+        };
+        message = format!("{message}; the strategy {strategy:?} {effect}, because of the chart's value {value}");
     }
     let unknown = observed.rollback.filter(|request| {
         let is_current = |from: &str| publication.newest.is_some_and(|newest| newest.starts_with(from));
@@ -424,9 +430,13 @@ fn strategy(observed: &Observed<'_>) -> RolloutStrategy {
     rollout.and_then(|rollout| rollout.strategy).unwrap_or_default()
 }
 
-/// Returns the status, the reason and the message of the condition [`READY`]. It is false if the stored spec is
+/// Returns the status, the reason and the message of the condition [`READY`], with this effective strategy. It is false if the stored spec is
 /// invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
-fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static str, &'static str, String) {
+fn ready(
+    observed: &Observed<'_>,
+    publication: &Publication<'_>,
+    strategy: RolloutStrategy,
+) -> (&'static str, &'static str, String) {
     let Some(revision) = publication.newest else {
         let message = "no revision is served: none was ever accepted, or the platform has withdrawn it".to_owned();
         return ("False", "NoRevision", message);
@@ -447,7 +457,7 @@ fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static st
         Some(other) if observed.existing.contains_key(other) => format!("revision {other}"),
         Some(other) => format!("revision {other}, which was deleted: promote or roll back"),
     };
-    if strategy(observed) == RolloutStrategy::Restart {
+    if strategy == RolloutStrategy::Restart {
         let share = rollout.percent.unwrap_or(100);
         let message = format!(
             "running pods are upgraded or restarted with revision {revision}, see status.upgrade; meanwhile, new pods of \
@@ -455,7 +465,7 @@ fn ready(observed: &Observed<'_>, publication: &Publication<'_>) -> (&'static st
         );
         return ("True", "Upgrading", message);
     }
-    if strategy(observed) == RolloutStrategy::InPlace {
+    if strategy == RolloutStrategy::InPlace {
         let message = format!(
             "running pods are upgraded to revision {revision}, see status.upgrade; until they have it, new pods get {others}"
         );

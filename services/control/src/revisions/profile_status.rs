@@ -50,3 +50,14 @@ pub(crate) async fn apply(
     });
     api(client, name).patch_status(&name.name, &PatchParams::apply(manager).force(), &Patch::Apply(&body)).await
 }
+
+/// Removes a field of the status. Fails if the profile has another `resourceVersion`.
+pub(crate) async fn remove_field(
+    client: &Client,
+    name: &ProfileName,
+    version: Option<&str>,
+    field: &str,
+) -> kube::Result<()> {
+    let body = json!({"metadata": {"resourceVersion": version}, "status": {field: null}});
+    api(client, name).patch_status(&name.name, &PatchParams::default(), &Patch::Merge(&body)).await.map(drop)
+}

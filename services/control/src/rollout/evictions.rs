@@ -140,12 +140,19 @@ impl Eviction {
             let is_ready = found.is_some_and(|found| is_ready(&found) && restarts(&found) == 0);
             let since = self.ready.filter(|(uid, _)| *uid == pod.uid).map_or_else(Instant::now, |(_, since)| since);
             self.ready = is_ready.then_some((pod.uid, since));
-            // Without a probe, a container is ready as soon as it runs, even if it ends a moment later.
-            if is_ready && since.elapsed() >= settle {
-                return Ok(Replacement::Ready);
+            if is_ready {
+                // Without a probe, a container is ready as soon as it runs, even if it ends a moment later. So a pod that
+                // is ready gets this time even after the deadline. The looks may be far apart.
+                let is_settled = since.elapsed() >= settle;
+                return Ok(if is_settled { Replacement::Ready } else { Replacement::Pending });
             }
         }
-        Ok(if Instant::now() < self.deadline { Replacement::Pending } else { Replacement::Overdue })
+        Ok(if self.is_late() { Replacement::Overdue } else { Replacement::Pending })
+    }
+
+    /// Whether the time for the replacement is over.
+    pub(super) fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
     }
 }
 

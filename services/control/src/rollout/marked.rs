@@ -1,6 +1,7 @@
 //! Handles the pods that the label `pillion.dev/upgrading` marks. Their upgrade is running, or its failure is not in
 //! the profile's status yet.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,6 +13,7 @@ use pillion_api::names::UPGRADING_LABEL;
 use pillion_engine::in_place::{ContainerChange, FailedUpgrade, RunningUpgrade, Upgraded};
 use pillion_engine::snapshot::Snapshot;
 use serde_json::Value;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::MANAGER;
@@ -22,10 +24,12 @@ use super::progress::{Progress, baseline, progress};
 use super::render::{Planner, PodUpgrade, Target, Upgrade, read_annotation};
 use crate::audit::{NOT_ENDED, uid_number};
 use crate::client::{chain, lists};
-use crate::revisions::Followed;
+use crate::revisions::{DEFAULT_POD_TIMEOUT_SECONDS, Followed};
 
 /// How long the upgrade of a pod may take, unless the profile says otherwise.
-const DEFAULT_POD_TIMEOUT: Duration = Duration::from_mins(5);
+const DEFAULT_POD_TIMEOUT: Duration = Duration::from_secs(DEFAULT_POD_TIMEOUT_SECONDS as u64);
+/// How long a round may continue upgrades of pods that no cluster profile changes.
+const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum difference of the clocks of two leaders, in seconds.
 const MAX_CLOCK_DIFFERENCE: i64 = 60;
 /// The maximum length of a failure in a pod's annotation, in bytes.
@@ -141,9 +145,27 @@ impl Context<'_> {
             let namespace = pod.object.metadata.namespace.as_deref().unwrap_or_default();
             self.active.namespace(namespace).is_some_and(|namespace| namespace.failure_mode().is_some())
         };
+        let pods = listed.into_iter().filter_map(MarkedPod::read).filter(is_opted_in);
+        // Any user who may change a pod can mark it. So pods that a cluster profile changes come first. The others have
+        // limited time, in random order.
+        let is_of_platform = |pod: &MarkedPod| {
+            let mut profiles = pod.upgraded.running.iter().flat_map(|running| running.previous.keys());
+            profiles.any(|profile| !profile.contains('/') && self.followed(profile).is_some())
+        };
+        let (of_platform, mut others): (Vec<_>, Vec<_>) = pods.partition(is_of_platform);
+        let order = RandomState::new();
+        others.sort_by_cached_key(|pod| order.hash_one(pod.uid));
         let mut marked = Vec::new();
-        for pod in listed.into_iter().filter_map(MarkedPod::read).filter(is_opted_in) {
+        for pod in of_platform {
             marked.extend(self.continue_one(pod).await);
+        }
+        let begun = Instant::now();
+        for pod in others {
+            if begun.elapsed() < OTHERS_LIMIT {
+                marked.extend(self.continue_one(pod).await);
+            } else {
+                marked.push(pod);
+            }
         }
         Ok(marked)
     }

@@ -11,6 +11,7 @@ use kube::api::{DynamicObject, ListParams};
 use pillion_api::names::UPGRADING_LABEL;
 use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::budgets::{self, Disruption};
 use super::change::pods as api_of;
@@ -134,7 +135,7 @@ impl Task {
         // Pods that were delayed come last, the longest delayed first. So they do not prevent the upgrade of others.
         candidates.sort_by_key(|pod| known.last_try(pod.uid));
         for pod in candidates {
-            if limit == 0 || plans == 0 {
+            if limit == 0 || plans == 0 || self.until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
             if known.is_delayed(pod.uid) {

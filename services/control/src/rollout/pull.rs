@@ -48,6 +48,9 @@ pub struct PullSite {
     pub namespace: String,
     /// The value of `spec.imagePullSecrets`.
     pub secrets: Value,
+    /// The service account. `None`: the default one of the namespace. If `secrets` is empty, the API server adds the
+    /// `imagePullSecrets` of the service account.
+    pub service_account: Option<String>,
 }
 
 /// The state of an image on a node.
@@ -60,6 +63,9 @@ pub enum ImageState {
     /// The image cannot be pulled, for this reason.
     Failed(String),
 }
+
+/// How long a pull counts as concurrent. A registry that does not end its response delays other pulls for this time.
+const SLOT_TIME: Duration = Duration::from_mins(2);
 
 /// The maximum numbers of concurrent pulls.
 #[derive(Clone, Copy, Debug)]
@@ -202,7 +208,8 @@ impl Puller {
 impl Puller {
     /// Whether another pull may begin for a pod of this namespace.
     fn may_begin(&self, namespace: &str) -> bool {
-        let waiting = || self.known.values().filter(|pull| pull.state == ImageState::Waiting);
+        let is_waiting = |pull: &&Pull| pull.state == ImageState::Waiting && pull.since.elapsed() < SLOT_TIME;
+        let waiting = || self.known.values().filter(is_waiting);
         waiting().count() < self.limits.total
             && waiting().filter(|pull| *pull.namespace == *namespace).count() < self.limits.per_namespace
     }
@@ -284,6 +291,7 @@ fn puller(node: &str, image: &str, policy: &str, site: &PullSite) -> Value {
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 0,
             "imagePullSecrets": site.secrets,
+            "serviceAccountName": site.service_account,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {"runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
@@ -358,7 +366,7 @@ mod tests {
 
     #[test]
     fn name_depends_on_node_image_policy_and_credentials() {
-        let site = |secrets| PullSite { namespace: "pillion-system".to_owned(), secrets };
+        let site = |secrets| PullSite { namespace: "pillion-system".to_owned(), secrets, service_account: None };
         let (plain, with_secret) = (site(json!([])), site(json!([{"name": "registry"}])));
         let of = |node: &str, image: &str| name(node, image, "Always", &plain);
         assert_eq!(of("one", "a:1"), of("one", "a:1"));

@@ -1,6 +1,6 @@
 //! The state of the task of one term.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,7 +19,7 @@ use crate::audit::PodsQuestion;
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
 use crate::release::Release;
-use crate::revisions::Followed;
+use crate::revisions::FollowedProfiles;
 
 /// The inputs and outputs of the task.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct RolloutChannels {
     /// Profiles and namespaces, as a [`crate::Publisher`] publishes them.
     pub published: Arc<ArcSwap<Snapshot>>,
     /// The profiles whose running pods are upgraded.
-    pub followed: watch::Receiver<Option<Vec<Followed>>>,
+    pub followed: watch::Receiver<Option<FollowedProfiles>>,
     /// The publisher's status. No pod is changed before its first snapshot.
     pub status: watch::Receiver<Status>,
     /// Sends questions about the pods of a profile to the audit.
@@ -52,6 +52,11 @@ pub(super) struct Task {
     pub(super) known: HashMap<String, Known>,
     /// The order of namespaced profiles.
     pub(super) turns: Turns,
+    /// The pods that rollouts of cluster profiles still have to change, by UID. Namespaced profiles do not change them
+    /// before.
+    pub(super) reserved: HashSet<u128>,
+    /// When the handling of namespaced profiles ends in this round. `None` while cluster profiles are handled.
+    pub(super) until: Option<Instant>,
     /// The release.
     pub(super) release: Arc<Release>,
     /// The profiles and namespaces of the last round, with guardrails.

@@ -17,6 +17,7 @@ use kube::{Api, Client};
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
 use pillion_api::profile::RolloutStrategy;
 use pillion_engine::lookup::LookedUp;
+use pillion_engine::profile::ProfileName;
 use pillion_engine::select::is_in_share;
 use pillion_json::OwnedTape;
 use serde_json::{Value, json};
@@ -43,7 +44,7 @@ use super::{MANAGER, RolloutSettings};
 use crate::audit::{PodsQuestion, ProfilePod};
 use crate::client::chain;
 use crate::leader::LeaderContext;
-use crate::revisions::{Followed, profile_event, profile_status};
+use crate::revisions::{Followed, FollowedProfiles, profile_event, profile_status};
 use crate::webhook_config::switch::{self, Position};
 
 /// Minimum time between two writes of a status in which only counts have changed. Each write is sent to all replicas.
@@ -75,7 +76,12 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
     let client = paced(client, settings.requests_per_second);
     let metrics = channels.metrics.clone();
     let secrets: Value = settings.pull_secrets.iter().map(|name| json!({"name": name})).collect();
-    let site = |secrets| PullSite { namespace: release.namespace().to_owned(), secrets };
+    // The chart creates this service account, without `imagePullSecrets`.
+    let service_account = Some(format!("{}-image-pull", release.name()));
+    let site = |secrets| {
+        let (namespace, service_account) = (release.namespace().to_owned(), service_account.clone());
+        PullSite { namespace, secrets, service_account }
+    };
     let task = Task {
         planner: Planner::new(
             client.clone(),
@@ -89,6 +95,8 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
         channels,
         known: HashMap::new(),
         turns: Turns::default(),
+        reserved: HashSet::new(),
+        until: None,
         release,
         active: Default::default(),
         began: Instant::now(),
@@ -137,15 +145,17 @@ impl Task {
     }
 
     async fn round(&mut self) -> kube::Result<()> {
-        let followed = self.channels.followed.borrow().clone().unwrap_or_default();
-        let (followed, ended): (Vec<_>, Vec<_>) =
-            followed.into_iter().partition(|profile| profile.rollout.strategy.is_some());
-        for profile in ended {
-            if let Err(error) = self.remove_status(&profile).await {
-                warn!(profile = %profile.name, error = chain(&error), "the status of an earlier rollout is not removed");
-            }
+        let FollowedProfiles { active: followed, ended } = self.channels.followed.borrow().clone().unwrap_or_default();
+        // Evictions of a profile that is no longer rolled out still count for other profiles.
+        self.known.retain(|name, known| {
+            known.evictions.open.retain(|eviction| !eviction.is_late());
+            followed.iter().any(|profile| profile.name.to_string() == *name) || !known.evictions.open.is_empty()
+        });
+        if let Some((name, version)) = ended.first()
+            && let Err(error) = self.remove_status(name, version.as_deref()).await
+        {
+            warn!(profile = %name, error = chain(&error), "the status of an earlier rollout is not removed");
         }
-        self.known.retain(|name, _| followed.iter().any(|profile| profile.name.to_string() == *name));
         if followed.is_empty() && !self.has_marked {
             return Ok(());
         }
@@ -168,12 +178,14 @@ impl Task {
         let mut ongoing: Vec<_> = marked.iter().filter_map(MarkedPod::disruption).collect();
         let (of_platform, of_tenants): (Vec<_>, Vec<_>) =
             followed.into_iter().partition(|profile| profile.name.namespace.is_none());
+        (self.reserved, self.until) = (HashSet::new(), None);
         for profile in of_platform {
             failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
         }
-        let begun = Instant::now();
+        let until = Instant::now() + TENANTS_LIMIT;
+        self.until = Some(until);
         for profile in self.turns.order(of_tenants) {
-            if begun.elapsed() < TENANTS_LIMIT {
+            if Instant::now() < until {
                 self.turns.take(&profile.name);
                 failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
             } else {
@@ -190,13 +202,12 @@ impl Task {
         Ok(())
     }
 
-    /// Removes the state of an earlier rollout from a profile whose running pods are no longer upgraded.
-    async fn remove_status(&self, profile: &Followed) -> kube::Result<()> {
-        let guard = ("resourceVersion", profile.resource_version.as_deref());
-        match profile_status::apply(&self.client, &profile.name, MANAGER, guard, json!({})).await {
+    /// Removes the state of an earlier rollout from a profile that no longer has a strategy for running pods.
+    async fn remove_status(&self, name: &ProfileName, version: Option<&str>) -> kube::Result<()> {
+        match profile_status::remove_field(&self.client, name, version, "upgrade").await {
             // The profile has changed, so the next round decides again.
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
-            written => written.map(drop),
+            written => written,
         }
     }
 
@@ -307,11 +318,11 @@ impl Task {
             known.forget(&listed);
             let published = profile.published_percent.unwrap_or(100);
             let is_used = known.evictions.publish(revision, published, &listed, self.settings.publish_settle);
-            let is_candidate = |pod: &&ProfilePod| {
-                let is_selected = is_step_back || !restarts || in_share.contains(&pod.uid);
-                *pod.revision != *to && !busy.contains(&pod.uid) && is_selected
-            };
-            let candidates: Vec<_> = pods.iter().filter(is_candidate).collect();
+            let is_selected =
+                |pod: &&ProfilePod| *pod.revision != *to && (is_step_back || !restarts || in_share.contains(&pod.uid));
+            let mut candidates = pods.iter().filter(is_selected).collect();
+            self.reserve(profile, to, &mut candidates);
+            candidates.retain(|pod| !busy.contains(&pod.uid));
             // Otherwise, the kill switch would be read in each round of a rollout that has ended.
             if candidates.is_empty() || limit == 0 {
                 return Ok(has_failed(&status));
@@ -325,6 +336,21 @@ impl Task {
             self.change_pods(change, candidates, limit, ongoing).await?;
         }
         Ok(has_failed(&status))
+    }
+
+    /// Reserves the pods that a cluster profile still has to change. For a namespaced profile, removes reserved pods.
+    fn reserve(&mut self, profile: &Followed, to: &str, candidates: &mut Vec<&ProfilePod>) {
+        let known = self.known.entry(profile.name.to_string()).or_default();
+        if profile.name.namespace.is_none() {
+            let needed = candidates.iter().filter(|pod| known.obstacle(pod.uid, to).is_none());
+            self.reserved.extend(needed.map(|pod| pod.uid));
+            return;
+        }
+        let count = candidates.len();
+        candidates.retain(|pod| !self.reserved.contains(&pod.uid));
+        if candidates.len() < count {
+            known.waits.insert("rollouts of cluster profiles change some of the pods first".to_owned());
+        }
     }
 
     /// Compares upgraded pods with others. `None` if this is not the phase or the time for it.

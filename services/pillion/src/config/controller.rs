@@ -184,11 +184,14 @@ pub(crate) struct NamespacedRollouts {
     /// The maximum number of pods that one profile upgrades or restarts at the same time.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) max_unavailable: u32,
+    /// The maximum time for the upgrade of one pod, in seconds. A higher `podTimeoutSeconds` in the profile has no effect.
+    #[schemars(extend("range" = [10, 86_400]))]
+    pub(crate) pod_timeout_seconds: u32,
 }
 
 impl Default for NamespacedRollouts {
     fn default() -> Self {
-        Self { strategy: RolloutStrategy::Restart, max_unavailable: 10 }
+        Self { strategy: RolloutStrategy::Restart, max_unavailable: 10, pod_timeout_seconds: 600 }
     }
 }
 
@@ -362,7 +365,12 @@ impl ControllerPolicy {
             (true, false) => RolloutStrategy::InPlace,
             (true, true) => RolloutStrategy::Restart,
         };
-        RolloutLimits { platform, namespaced: namespaced.strategy, namespaced_unavailable: namespaced.max_unavailable }
+        RolloutLimits {
+            platform,
+            namespaced: namespaced.strategy,
+            namespaced_unavailable: namespaced.max_unavailable,
+            namespaced_pod_timeout: namespaced.pod_timeout_seconds,
+        }
     }
 
     /// Returns the settings of rollouts to running pods. `None` if running pods are not upgraded.

@@ -194,7 +194,7 @@ impl Upgrader {
     async fn pull(&self, pod: &DynamicObject, changes: &[ContainerChange], show: &dyn Fn(&str)) -> anyhow::Result<()> {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let secrets = pod.data.pointer("/spec/imagePullSecrets").cloned().unwrap_or_else(|| json!([]));
-        let site = PullSite { namespace: namespace.clone(), secrets };
+        let site = PullSite { namespace: namespace.clone(), secrets, service_account: None };
         loop {
             let mut pullers = self.pullers.lock().await;
             let puller = pullers.entry(namespace.clone()).or_default();

@@ -13,10 +13,10 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::client::Body;
-use pillion_api::ClusterInjectionProfile;
 use pillion_api::kinds::{ProfileStatus, UpgradePhase, UpgradeStatus};
 use pillion_api::names::{ROLLBACK_TO_ANNOTATION, ROLLOUT_ANNOTATION, UPGRADED_ANNOTATION, UPGRADING_LABEL};
 use pillion_api::profile::RolloutStrategy;
+use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Reads};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_control::revisions::RolloutLimits;
@@ -99,8 +99,9 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
     };
     let limits = RolloutLimits {
         platform: RolloutStrategy::Restart,
-        namespaced: RolloutStrategy::Restart,
-        namespaced_unavailable: 10,
+        namespaced: RolloutStrategy::InPlace,
+        namespaced_unavailable: 2,
+        namespaced_pod_timeout: 60,
     };
     let publishing = revisions::Settings { followed: Some(followed_sender), limits, ..revisions::Settings::default() };
     let leading = LeaderContext { client: client.clone(), release, stop: stop.clone() };
@@ -885,6 +886,73 @@ fn rollouts_share_pods_and_budgets() {
         shop.rig.pods("other").patch("forged", &PatchParams::default(), &Patch::Merge(patch)).await?;
         let complete = shop.ends(&back.revision, UpgradePhase::Complete).await?;
         ensure!(complete.upgraded == 4, "{complete:?}");
+        Ok(())
+    });
+}
+
+/// Returns a namespaced profile with the highest values that a tenant may write.
+fn own_profile(tag: &str) -> String {
+    json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile",
+        "metadata": {"name": "own", "namespace": "shop"},
+        "spec": {
+            "activation": "Always",
+            "rollout": {"strategy": "Restart", "maxUnavailable": 1000, "podTimeoutSeconds": 86_400},
+            "template": {"spec": {"initContainers": [{
+                "name": "own", "image": format!("local.test/own:{tag}"), "restartPolicy": "Always",
+                "readinessProbe": {"tcpSocket": {"port": 1}},
+            }]}},
+        },
+    })
+    .to_string()
+}
+
+#[test]
+fn namespaced_profiles_are_rolled_out_within_limits() {
+    Isolation::new().time_limit(Duration::from_mins(5)).run(|| async {
+        let rollout = json!({"strategy": "InPlace", "maxUnavailable": 1});
+        let shop = Shop::start(ControlPlane::builder(), 0, &rollout).await?;
+        let client = shop.client();
+        let _leader = lead(&client, client.clone())?;
+        let profiles: Api<InjectionProfile> = Api::namespaced(client, "shop");
+        let status = async || profiles.get("own").await?.status.context("no status");
+        shop.rig.control_plane.apply_yaml(&own_profile("1")).await?;
+        shop.wait_for("both profiles are served", async || {
+            let found = shop.rig.dry_run("shop", &pod("probe")).await?;
+            ensure!(image(&found, "own").is_some(), "{found}");
+            Ok(())
+        })
+        .await?;
+        for number in 0..PODS {
+            shop.rig.create("shop", &pod(&format!("web-{number}"))).await?;
+        }
+        let has = |pod: &Json, name: &str, tag: &str| image(pod, name).is_some_and(|image| image.ends_with(tag));
+        let before = shop.status().await?.revision;
+        shop.apply("2", &rollout).await?;
+        shop.wait_for_revision(&before).await?;
+        shop.rig.control_plane.apply_yaml(&own_profile("2")).await?;
+        let (mut at_once, mut early) = (0, false);
+        shop.wait_for("both rollouts are complete", async || {
+            let pods = shop.pods().await?;
+            let is_changing = |pod: &&Json| {
+                let annotation = pod["metadata"]["annotations"][UPGRADED_ANNOTATION].as_str().unwrap_or_default();
+                let upgraded: Json = serde_json::from_str(annotation).unwrap_or_default();
+                upgraded["running"]["previous"].get("shop/own").is_some()
+            };
+            at_once = at_once.max(pods.iter().filter(is_changing).count());
+            early |= pods.iter().any(|pod| has(pod, "own", ":2") && !has(pod, "shipper", ":2"));
+            ensure!(pods.len() == PODS && pods.iter().all(|pod| has(pod, "own", ":2")), "{pods:?}");
+            let phase = status().await?.upgrade.context("no rollout")?.phase;
+            ensure!(phase == UpgradePhase::Complete, "{phase:?}");
+            Ok(())
+        })
+        .await?;
+        ensure!(!early, "the tenant's rollout changed a pod before the platform's");
+        ensure!(at_once == 2, "the limit is 2, and {at_once} pods were changed");
+        let ready = status().await?.conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let message = ready.context("no condition")?.message;
+        let expected = "the strategy Restart acts as InPlace, because of the chart's value rollout.namespaced.strategy";
+        ensure!(message.ends_with(expected), "{message}");
         Ok(())
     });
 }

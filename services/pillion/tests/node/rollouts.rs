@@ -151,6 +151,16 @@ fn rollout_continues_after_edits_drain_and_deletion() {
 
         // A user changes a pod that is not upgraded yet, and the platform changes the profile.
         begin(&shop, "2", &rollout).await?;
+        let steer = async |value: &str| {
+            let arguments = ["annotate", "--overwrite", "clusterinjectionprofile", "shipper", value];
+            platform.kubectl(&arguments).await
+        };
+        // Otherwise, the controller could begin to change the pod before the user does.
+        steer("pillion.dev/rollout=pause").await?;
+        reaches(&shop, "the rollout is paused", |status| {
+            status.phase == UpgradePhase::Paused && status.upgrading == 0 && status.upgraded < status.pods
+        })
+        .await?;
         let pods = shop.pods().await?;
         let edited = pods.iter().find(|pod| tag(pod) == Some("1")).context("a pod that is not upgraded")?;
         let edited = name(edited)?.to_owned();
@@ -158,6 +168,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         platform.kubectl(&["patch", "pod", &edited, "--namespace=shop", "--patch", patch]).await?;
         let second = shop.status().await?.revision;
         platform.kubectl_with_input(&["apply", "-f", "-"], &profile("3", "8080", "1", &rollout)).await?;
+        steer("pillion.dev/rollout-").await?;
         let status = completes(&shop, &second).await?;
         ensure!(status.upgraded == 11 && status.not_in_place == 1, "{status:?}");
         for pod in shop.pods().await? {
@@ -260,7 +271,7 @@ fn controller_replaces_running_pods() {
         install(platform, &["1"]).await?;
         let shop = Shop(platform);
         let rollout = json!({
-            "strategy": "Restart", "maxUnavailable": 5, "podTimeoutSeconds": 30,
+            "strategy": "Restart", "maxUnavailable": 2, "podTimeoutSeconds": 30,
             "steps": [{"percent": 50, "bakeSeconds": 3}],
         });
         platform.kubectl_with_input(&["apply", "-f", "-"], &profile("1", "8080", "1", &rollout)).await?;

@@ -19,7 +19,7 @@ struct Case {
     parents: BTreeSet<Box<str>>,
     conflict: Option<Conflict>,
     verdict: Option<Verdict>,
-    furthest: RolloutStrategy,
+    highest: RolloutStrategy,
 }
 
 impl Case {
@@ -41,7 +41,7 @@ impl Case {
             parents: BTreeSet::new(),
             conflict: None,
             verdict: None,
-            furthest: RolloutStrategy::Restart,
+            highest: RolloutStrategy::Restart,
         }
     }
 
@@ -91,7 +91,7 @@ impl Case {
             conflict: self.conflict.as_ref(),
             verdict: self.verdict.as_ref(),
         };
-        let limits = RolloutLimits { platform: self.furthest, ..RolloutLimits::default() };
+        let limits = RolloutLimits { platform: self.highest, ..RolloutLimits::default() };
         plan(&observed, PlanSettings { keep, limits })
     }
 
@@ -512,17 +512,17 @@ fn running_pods_are_upgraded_before_promotion() {
     let mut case = Case::new(Some("b"), &["a", "b"]).published("a", Some("a"));
     let strategy = Some(RolloutStrategy::InPlace);
     case.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, ..Rollout::default() });
-    let mut without_controller = Case { furthest: RolloutStrategy::OnCreate, ..case };
+    let mut without_controller = Case { highest: RolloutStrategy::OnCreate, ..case };
     assert_eq!(without_controller.result(), all("b"));
     let plan = without_controller.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
     assert!(
-        ready.message.ends_with("because the chart's value rollout allows this profile at most OnCreate"),
+        ready.message.ends_with("has no effect, because of the chart's value rollout.inPlace"),
         "{}",
         ready.message
     );
 
-    without_controller.furthest = RolloutStrategy::InPlace;
+    without_controller.highest = RolloutStrategy::InPlace;
     let mut case = without_controller;
     assert_eq!(case.result(), some("b", Some("a"), 0));
     let published = case.plan().status.unwrap();
@@ -550,16 +550,16 @@ fn running_pods_are_upgraded_before_promotion() {
     let strategy = Some(RolloutStrategy::Restart);
     let steps = vec![RolloutStep { percent: 5, bake_seconds: None, pause: None }];
     next.accepted.as_mut().unwrap().rollout = Some(Rollout { strategy, steps, ..Rollout::default() });
-    next.furthest = RolloutStrategy::InPlace;
+    next.highest = RolloutStrategy::InPlace;
     let plan = next.plan().status.unwrap();
     let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
     assert!(
-        ready.message.ends_with("because the chart's value rollout allows this profile at most InPlace"),
+        ready.message.ends_with("acts as InPlace, because of the chart's value rollout.restart"),
         "{}",
         ready.message
     );
-    assert_eq!(next.result(), all("c"));
-    next.furthest = RolloutStrategy::Restart;
+    assert_eq!(next.result(), some("c", Some("b"), 0));
+    next.highest = RolloutStrategy::Restart;
     assert_eq!(next.result(), some("c", Some("b"), 0), "the task has not begun the rollout");
     next.status = next.plan().status.unwrap();
     for (phase, step, percent) in [
@@ -578,6 +578,12 @@ fn running_pods_are_upgraded_before_promotion() {
             assert_eq!(next.result(), some("c", Some("b"), percent), "{phase:?} {step}");
         }
     }
+    // The platform no longer allows rollouts: the failed revision is not promoted.
+    next.highest = RolloutStrategy::OnCreate;
+    assert_eq!(next.result(), some("c", Some("b"), 0));
+    let plan = next.plan().status.unwrap();
+    let ready = plan.conditions.iter().find(|condition| condition.type_ == READY).unwrap();
+    assert!(ready.message.contains("the strategy Restart is suspended"), "{}", ready.message);
     // The first revision of a profile is served at once.
     let strategy = Some(RolloutStrategy::InPlace);
     let mut first = Case::new(Some("a"), &["a"]);
