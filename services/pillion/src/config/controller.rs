@@ -159,15 +159,16 @@ pub(crate) struct Profiles {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Rollouts {
     /// Whether the controller upgrades running pods of profiles whose `rollout.strategy` is `InPlace`. `false`: the
-    /// strategy has no effect. The service account needs further permissions. The `guardrails` of this file must equal
-    /// those of the replicas.
+    /// strategy has no effect. The controller's service account then needs more permissions, which the chart's value
+    /// `rollout.inPlace` adds. The `guardrails` of this file must equal those of the replicas.
     pub(crate) in_place: bool,
-    /// Whether the controller also evicts pods, for the strategy `Restart`. It needs `inPlace` and a further permission.
+    /// Whether the controller also evicts pods, for the strategy `Restart`. Requires `inPlace: true`, and the
+    /// permission to `create` `pods/eviction`.
     pub(crate) restart: bool,
     /// Secrets in the release's namespace with the credentials to pull new images.
     #[schemars(extend("expected" = "names of Secrets"))]
     pub(crate) pull_secrets: Vec<String>,
-    /// The maximum number of requests per second to the API server.
+    /// The maximum number of requests per second that all rollouts together send to the API server.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) requests_per_second: u32,
     /// The limits of namespaced profiles.
@@ -178,10 +179,13 @@ pub(crate) struct Rollouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct NamespacedRollouts {
-    /// The furthest strategy, if cluster profiles may also use it. With `OnCreate`, their running pods are not changed.
+    /// The most disruptive rollout strategy that a namespaced profile may use: `OnCreate`, `InPlace` or `Restart`.
+    /// `rollouts.inPlace` and `rollouts.restart` must also allow the strategy. With `OnCreate`, the controller does not
+    /// change running pods of namespaced profiles.
     #[schemars(extend("expected" = "OnCreate, InPlace or Restart"))]
     pub(crate) strategy: RolloutStrategy,
-    /// The maximum number of pods that one profile upgrades or restarts at the same time.
+    /// The maximum number of pods that one namespaced profile upgrades or restarts at the same time. A higher
+    /// `maxUnavailable` in the profile is reduced to this number.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) max_unavailable: u32,
 }
