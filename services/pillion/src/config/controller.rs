@@ -93,7 +93,8 @@ pub(crate) struct Certificates {
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long to wait until API servers that cannot be probed use a changed webhook configuration.
+    /// How long the controller waits for API servers that it cannot probe, after it has changed a webhook
+    /// configuration.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
     /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
