@@ -171,7 +171,7 @@ codes! {
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
     /// An administrator removed the webhook configurations.
     WebhooksDisabled => "webhooks_disabled", Error, "set webhooks: enabled in the release's ConfigMap";
-    /// A key in the release's ConfigMap has an unknown value; the switch keeps its state.
+    /// A key in the release's ConfigMap has an unknown value; the kill switch keeps its previous state.
     SwitchUnreadable => "switch_unreadable", Error, "set it to enabled or disabled";
     /// The API servers do not trust the replicas' serving certificate.
     CaBundleMismatch => "ca_bundle_mismatch", Error, "check that the controller runs: it corrects the bundle within a second";

@@ -133,7 +133,7 @@ fn unknown_fields_are_dropped_with_warning() {
     let run = convert("name: a\nhostPID: true\nvolumeMount: []\n");
     assert_eq!(run.code, Some(1));
     assert_eq!(run.profiles().len(), 1);
-    let message = "warning: unknown field `volumeMount`: it is left out\n --> <stdin>:3:1\n";
+    let message = "warning: unknown field `volumeMount` is left out\n --> <stdin>:3:1\n";
     assert!(run.stderr.contains(message), "{}", run.stderr);
     assert!(run.stderr.contains("known fields are `containers`"), "{}", run.stderr);
 }

@@ -109,7 +109,9 @@ const OTEL: [&str; 8] = [
 fn instrumentation_becomes_one_profile_per_language() {
     let run = convert(&["opentelemetry"], INSTRUMENTATION);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for message in ["spec.future: the profile has no parameter for this", "the agent for Go has no volume"] {
+    for message in
+        ["spec.future: left out, because the profile has no parameter for this", "the agent for Go has no volume"]
+    {
         assert!(run.stderr.contains(message), "{}", run.stderr);
     }
     assert_eq!(run.stderr.matches("warning").count(), 2, "{}", run.stderr);
@@ -297,7 +299,7 @@ fn sidecar_set_becomes_profile() {
     let run = convert(&["sidecarset"], SIDECAR_SET);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(
-        run.stderr.contains("spec.updateStrategy: it is left out: a profile does not change running pods"),
+        run.stderr.contains("spec.updateStrategy: left out, because the profile's own field `rollout` configures"),
         "{}",
         run.stderr
     );

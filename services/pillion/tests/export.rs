@@ -86,7 +86,7 @@ fn condition_on_variables_or_namespace_becomes_variable() {
 fn non_native_parts_are_dropped_with_warning() {
     let validation = |text: &str| format!("{{activation: Always, validations: [{text}, {{expression: 'true'}}]}}");
     for (spec, place, why) in [
-        (validation("{expression: 'containers.size() < 3'}"), "spec.validations[0]", "do not have containers"),
+        (validation("{expression: 'containers.size() < 3'}"), "spec.validations[0]", "do not have the variable `containers`"),
         (validation("{expression: \"pairs(object.metadata.labels) != ''\"}"), "spec.validations[0]", "pairs()"),
         (validation("{expression: \"['a', object.kind].size() == 2\"}"), "spec.validations[0]", "different types"),
         (

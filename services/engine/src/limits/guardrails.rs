@@ -66,46 +66,47 @@ const DEFAULT_VOLUME_KINDS: [&str; 6] =
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Guardrails {
-    /// Registries for the images of containers that a profile adds or changes. Default: all registries.
+    /// Registries for the images of containers that a namespaced profile adds or changes. Default: all registries.
     #[schemars(with = "Option<Vec<String>>", extend("expected" = "`HOST` or `HOST/PATH`; null allows all registries"))]
     pub registries: Option<Vec<ImagePrefix>>,
-    /// Kinds of volumes that a profile may add or change, each named after the volume's source field in Kubernetes. A
-    /// `projected` volume is permitted if each of its sources is one of these kinds. Other projected sources are
-    /// identities that the pod's author did not request, such as a pod's certificate. They require `projected` itself
-    /// in this list. A service account's token is rejected even then.
+    /// Kinds of volumes that a namespaced profile may add or change, each named after the volume's source field in
+    /// Kubernetes. A `projected` volume is permitted if each of its `configMap`, `secret` and `downwardAPI` sources is
+    /// in this list. The sources `podCertificate` and `clusterTrustBundle` are permitted only if the list contains
+    /// `projected`. The source `serviceAccountToken` is never permitted.
     #[schemars(with = "Vec<String>", extend("expected" = "names of volume sources, except `hostPath`"))]
     pub volume_kinds: Vec<VolumeKind>,
-    /// The minimum Pod Security level, even if the namespace enforces a lower one.
+    /// The minimum Pod Security level that namespaced profiles must comply with, even if the namespace enforces a lower
+    /// one or none.
     #[schemars(with = "String", extend("expected" = "`baseline` or `restricted`"))]
     pub minimum_pod_security: PodSecurityLevel,
-    /// Domains whose labels and annotations a profile may not change, including their subdomains. pillion.dev,
-    /// kubernetes.io and k8s.io are always reserved.
+    /// Domains whose labels and annotations a namespaced profile may not change, including their subdomains.
+    /// pillion.dev, kubernetes.io and k8s.io are always reserved.
     #[schemars(with = "Vec<String>", extend("expected" = "domains, as in `example.com`"))]
     pub reserved_domains: Vec<Domain>,
-    /// Keys of labels and annotations that a profile may not change, such as `app`, which services often use to select
-    /// pods.
+    /// Keys of labels and annotations that a namespaced profile may not change, such as `app`, which Services often use
+    /// to select pods.
     #[schemars(extend("expected" = "whole keys"))]
     pub reserved_keys: Vec<String>,
-    /// The maximum number of containers that a profile adds.
+    /// The maximum number of containers that a namespaced profile adds to a pod.
     #[schemars(extend("range" = [0, 1_000]))]
     pub max_containers: usize,
-    /// The maximum number of volumes that a profile adds.
+    /// The maximum number of volumes that a namespaced profile adds to a pod.
     #[schemars(extend("range" = [0, 1_000]))]
     pub max_volumes: usize,
-    /// The maximum number of environment variables that a profile adds to all containers together.
+    /// The maximum number of environment variables that a namespaced profile adds to all containers of a pod together.
     #[schemars(extend("range" = [0, 100_000]))]
     pub max_env: usize,
-    /// The maximum number of mounts that a profile adds to all containers together.
+    /// The maximum number of mounts that a namespaced profile adds to all containers of a pod together.
     #[schemars(extend("range" = [0, 100_000]))]
     pub max_mounts: usize,
-    /// The maximum number of labels and annotations that a profile adds.
+    /// The maximum number of labels and annotations that a namespaced profile adds to a pod.
     #[schemars(extend("range" = [0, 10_000]))]
     pub max_keys: usize,
-    /// The maximum number of bytes that a profile adds to the pod's JSON.
+    /// The maximum number of bytes that a namespaced profile adds to the pod's JSON.
     #[schemars(extend("range" = [0, 1_048_576]))]
     pub max_bytes: usize,
-    /// Whether pods of `required` namespaces get an empty record even if nothing is injected. The API server can then
-    /// distinguish them from pods that were created without a call to the webhook.
+    /// Whether pods of `required` namespaces get an empty injection record even if nothing is injected. The API server
+    /// can then distinguish them from pods that were created without a call to the webhook.
     pub record_decisions: bool,
 }
 

@@ -93,7 +93,8 @@ pub(crate) struct Certificates {
     /// The age of a CA at which the next one is created.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long to wait until API servers that cannot be probed use a changed webhook configuration.
+    /// How long the controller waits for API servers that it cannot probe, after it has changed a webhook
+    /// configuration.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
     /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
@@ -159,15 +160,16 @@ pub(crate) struct Profiles {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Rollouts {
     /// Whether the controller upgrades running pods of profiles whose `rollout.strategy` is `InPlace`. `false`: the
-    /// strategy has no effect. The service account needs further permissions. The `guardrails` of this file must equal
-    /// those of the replicas.
+    /// strategy has no effect. The controller's service account then needs more permissions, which the chart's value
+    /// `rollout.inPlace` adds. The `guardrails` of this file must equal those of the replicas.
     pub(crate) in_place: bool,
-    /// Whether the controller also evicts pods, for the strategy `Restart`. It needs `inPlace` and a further permission.
+    /// Whether the controller also evicts pods, for the strategy `Restart`. Requires `inPlace: true`, and the
+    /// permission to `create` `pods/eviction`.
     pub(crate) restart: bool,
     /// Secrets in the release's namespace with the credentials to pull new images.
     #[schemars(extend("expected" = "names of Secrets"))]
     pub(crate) pull_secrets: Vec<String>,
-    /// The maximum number of requests per second to the API server.
+    /// The maximum number of requests per second that all rollouts together send to the API server.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) requests_per_second: u32,
     /// The limits of namespaced profiles.
@@ -178,13 +180,17 @@ pub(crate) struct Rollouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct NamespacedRollouts {
-    /// The furthest strategy, if cluster profiles may also use it. With `OnCreate`, their running pods are not changed.
+    /// The most disruptive rollout strategy of namespaced profiles, if `rollouts.inPlace` and `rollouts.restart` also
+    /// allow it. A more disruptive strategy in a profile acts as this one. With `OnCreate`, the controller does not
+    /// change running pods of namespaced profiles.
     #[schemars(extend("expected" = "OnCreate, InPlace or Restart"))]
     pub(crate) strategy: RolloutStrategy,
-    /// The maximum number of pods that one profile upgrades or restarts at the same time.
+    /// The maximum number of pods that one namespaced profile upgrades or restarts at the same time. A higher
+    /// `maxUnavailable` in the profile is reduced to this number.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) max_unavailable: u32,
-    /// The maximum time for the upgrade of one pod, in seconds. A higher `podTimeoutSeconds` in the profile has no effect.
+    /// The maximum time for the upgrade of one pod, in seconds. A higher `podTimeoutSeconds` in the profile is reduced to
+    /// this time.
     #[schemars(extend("range" = [10, 86_400]))]
     pub(crate) pod_timeout_seconds: u32,
 }

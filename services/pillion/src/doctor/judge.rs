@@ -129,7 +129,7 @@ fn kill_switch(facts: &Facts) -> Vec<Finding> {
         (WEBHOOKS_KEY, switch::webhooks(map.as_ref()), "enabled"),
     ] {
         if let Position::Unreadable(word) = position {
-            let message = format!("{key} has the unknown value {word:?}, so the switch keeps its state");
+            let message = format!("{key} has the unknown value {word:?}, so the kill switch keeps its previous state");
             let finding = Finding::new(Code::SwitchUnreadable, availability::switch(release), message);
             found.push(finding.remedy(switching(release, key, on)));
         }

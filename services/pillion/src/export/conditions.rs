@@ -354,10 +354,10 @@ pub(super) enum Message {
 
 fn not_native(name: &str) -> String {
     let why = match name {
-        "containers" | "primary" => "; name the lists of object.spec",
+        "containers" | "primary" => "; read the lists in object.spec instead",
         "params" => ": the API server does not read parameters from annotations",
         "lookups" => ": the API server does not support lookups",
         _ => "",
     };
-    format!("Kubernetes' own policies do not have {name}{why}")
+    format!("Kubernetes' own policies do not have the variable `{name}`{why}")
 }

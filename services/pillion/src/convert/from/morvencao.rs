@@ -59,7 +59,7 @@ fn profile(
     let mut spec = Map::new();
     for (field, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
         if !LISTS.contains(&field.as_str()) {
-            notes.push(fault(field, "the injector ignores this field: it is left out"));
+            notes.push(fault(field, "left out, because the injector ignores this field"));
             continue;
         }
         let items = value.as_array().ok_or_else(|| fault(field, "expected a list"))?;

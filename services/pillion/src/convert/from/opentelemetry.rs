@@ -259,7 +259,7 @@ impl<'d> Resource<'d> {
             (None, None) => {}
             _ if language.name == "go" => {
                 let path = format!("spec.{field}.volumeLimitSize");
-                notes.push(Remark::new(self.document, path, "the agent for Go has no volume: it is left out"));
+                notes.push(Remark::new(self.document, path, "left out, because the agent for Go has no volume"));
             }
             (Some(claim), _) => {
                 let volume = json!({"ephemeral": {"volumeClaimTemplate": claim}});
@@ -283,7 +283,7 @@ impl<'d> Resource<'d> {
         });
         let known: Vec<String> = known.chain(of_languages).collect();
         let mut note = |path: String| {
-            notes.push(Remark::new(self.document, path, "the profile has no parameter for this: it is left out"));
+            notes.push(Remark::new(self.document, path, "left out, because the profile has no parameter for this"));
         };
         for (field, value) in self.spec.as_object().into_iter().flatten().filter(|(_, value)| !is_empty_value(value)) {
             let pointer = format!("/{field}");

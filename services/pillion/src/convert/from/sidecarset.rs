@@ -67,13 +67,13 @@ impl Reader {
         {
             let (message, help) = match field.as_str() {
                 "updateStrategy" => (
-                    "it is left out: a profile does not change running pods",
-                    "pillion rollout replaces them within a budget",
+                    "left out, because the profile's own field `rollout` configures upgrades of running pods",
+                    "set `rollout` in the profile (docs/in-place.md), or restart workloads with pillion rollout",
                 ),
                 "revisionHistoryLimit" => {
-                    ("the controller determines how many revisions are kept: it is left out", "see docs/revisions.md")
+                    ("left out, because the controller determines how many revisions are kept", "see docs/revisions.md")
                 }
-                _ => ("profiles have no equivalent: it is left out", "check this field manually"),
+                _ => ("left out, because profiles have no equivalent", "check this field manually"),
             };
             self.notes.push(Remark::new(index, format!("spec.{field}"), message).with_help(help));
         }
@@ -165,7 +165,7 @@ impl Reader {
             }
         }
         if !is_empty_value(fields.get("shareVolumeDevicePolicy").unwrap_or(&Json::Null)) {
-            let message = "devices of the application are not shared: it is left out";
+            let message = "left out: the profile does not share devices of the application";
             self.notes.push(Remark::new(index, format!("{path}.shareVolumeDevicePolicy"), message));
         }
         self.transferred(index, &path, sidecar, &mut made);
@@ -180,7 +180,7 @@ impl Reader {
             let Some(source) =
                 transfer.get("sourceContainerName").and_then(Json::as_str).filter(|name| !name.is_empty())
             else {
-                let message = "the name of the container comes from the pod: it is left out";
+                let message = "left out, because the name of the container comes from the pod";
                 let remark = Remark::new(index, path, message);
                 self.notes.push(remark.with_help("write an element of `env` with $forEach over `containers`"));
                 continue;

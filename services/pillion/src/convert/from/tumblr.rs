@@ -134,7 +134,7 @@ impl Reader<'_> {
                     self.faults.push(Remark::new(document, key, format!("expected {expected}, found {value}")));
                 }
             } else {
-                let note = Remark::new(document, key, format!("unknown field `{key}`: it is left out"));
+                let note = Remark::new(document, key, format!("unknown field `{key}` is left out"));
                 let names: Vec<_> = NAMED.into_iter().chain(["hostAliases"]).collect();
                 let names = names.into_iter().chain(SINGLE.map(|(name, _)| name));
                 let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
