@@ -39,6 +39,7 @@ mod lookups;
 mod managed;
 mod manifests;
 mod mtls;
+mod open_reports;
 mod opt_in;
 mod overlay;
 mod profiles;
