@@ -43,6 +43,7 @@ mod open_reports;
 mod opt_in;
 mod overlay;
 mod profiles;
+mod profiles_export;
 #[path = "../support/prometheus.rs"]
 mod prometheus;
 mod rbac;
