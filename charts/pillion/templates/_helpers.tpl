@@ -11,7 +11,7 @@ Fails if a map of values is null, because Helm then removes all defaults in it, 
 starts with this check.
 */}}
 {{- define "pillion.check" -}}
-{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "rollout" "rollout.namespaced" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
+{{- range $path := list "image" "webhook" "webhook.autoscaling" "webhook.podDisruptionBudget" "webhook.serviceAccount" "controller" "controller.podDisruptionBudget" "controller.serviceAccount" "service" "rbac" "guardrails" "guardrails.profiles" "guardrails.inlineSecrets" "rollout" "rollout.namespaced" "audit" "crds" "uninstall" "jobs" "networkPolicy" "metrics" "metrics.serviceMonitor" "metrics.prometheusRule" "dashboards" -}}
 {{- $value := $.Values -}}
 {{- range splitList "." $path }}{{ $value = get (default dict $value) . }}{{ end -}}
 {{- if not (kindIs "map" $value) }}{{ fail (printf "%s is null, which removes all its defaults: omit it, or set only the keys that you want to change" $path) }}{{ end -}}
@@ -108,6 +108,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- with include "pillion.cluster" . | fromYaml }}{{ $_ := set $policy "cluster" . }}{{ end -}}
 {{- with include "pillion.guardrails" . | fromYaml }}{{ $_ := set $policy "guardrails" . }}{{ end -}}
 {{- end -}}
+{{- if .Values.audit.openReports }}{{ $_ := set $policy "audit" .Values.audit }}{{ end -}}
 {{- toYaml $policy -}}
 {{- end }}
 

@@ -77,7 +77,7 @@ pub(crate) enum Command {
     Lint(LintArgs),
     /// Run the test cases of profiles: pillion test profiles
     Test(TestArgs),
-    /// List the profiles of a cluster, show the revisions of one, and roll back to one of them.
+    /// List and export the profiles of a cluster, show the revisions of one, and roll back to one of them.
     Profiles(ProfilesArgs),
     /// Export profiles as Kubernetes admission policies; parts that these cannot express are left out.
     Export(ExportArgs),
@@ -146,6 +146,7 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("inject", Some("a pod is rejected, or a profile or manifest is invalid; nothing is printed")),
     ("lint", Some("a profile is invalid")),
     ("man", None),
+    ("profiles export", Some("a profile was left out, since it has no such revision; the rest is printed")),
     ("profiles history", None),
     ("profiles list", None),
     ("profiles rollback", Some("the revision is not published after --wait")),
@@ -610,6 +611,7 @@ mod tests {
             "diff",
             "doctor",
             "explain",
+            "profiles export",
             "profiles history",
             "profiles list",
             "profiles rollback",

@@ -323,7 +323,7 @@ fn summary(report: &Report) -> String {
     let counts: Vec<_> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
     let counts = if counts.is_empty() { "none".to_owned() } else { counts.join(", ") };
-    match report.namespaces.len() {
+    match report.namespaces.values().filter(|audit| audit.total() > 0).count() {
         0 => format!("pods of opted-in namespaces: {counts}"),
         1 => format!("pods of opted-in namespaces: {counts}; findings in 1 namespace"),
         namespaces => format!("pods of opted-in namespaces: {counts}; findings in {namespaces} namespaces"),
@@ -493,7 +493,7 @@ fn describe_profiles(found: &cluster_listing::ClusterListing) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pillion_control::audit::{Cause, PodCounts, State};
+    use pillion_control::audit::{Cause, NamespaceAudit, PodCounts, State};
     use serde_json::json;
 
     use super::*;
@@ -526,7 +526,7 @@ mod tests {
             findings: vec![finding],
             ..Report::default()
         };
-        report.namespaces.insert("shop".into(), [1, 0, 0]);
+        report.namespaces.insert("shop".into(), NamespaceAudit { findings: [1, 0, 0], ..NamespaceAudit::default() });
         assert_eq!(
             summary(&report),
             "pods of opted-in namespaces: 1 without a profile, 2 up to date; findings in 1 namespace"

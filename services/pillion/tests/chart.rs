@@ -106,6 +106,7 @@ fn everything() -> Json {
         "rollout": {
             "inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50, "namespaced": {"strategy": "InPlace"},
         },
+        "audit": {"openReports": true},
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -381,10 +382,12 @@ fn policies_come_from_values() {
                     "namespaced": {"strategy": "InPlace", "maxUnavailable": 10, "podTimeoutSeconds": 600},
                 });
                 assert_eq!(policy["rollouts"], rollouts);
+                assert_eq!(policy["audit"]["openReports"], true);
                 assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
                 assert_eq!(policy["guardrails"]["recordDecisions"], true, "a simulated pod equals a created one");
             } else if component == "controller" {
                 assert_eq!(policy["rollouts"]["inPlace"], false);
+                assert_eq!(policy["audit"]["openReports"], false);
             }
         }
     }
@@ -463,6 +466,19 @@ fn in_place_permissions_follow_value() {
 }
 
 #[test]
+fn report_permissions_follow_value() {
+    let before = rules(rendered(&json!({})));
+    let after = rules(rendered(&json!({"audit": {"openReports": true}})));
+    let added: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
+    let [(_, role), (_, binding)] = added.as_slice() else { panic!("{added:?}") };
+    let reports = json!([{"apiGroups": ["openreports.io"], "resources": ["reports"], "resourceNames": ["pillion"],
+        "verbs": ["list", "create", "patch", "delete"]}]);
+    assert_eq!(role["rules"], reports);
+    assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
+    assert_eq!(before.len() + 2, after.len());
+}
+
+#[test]
 fn names_follow_the_release() {
     for (name, values) in [("edge", json!({})), ("x", json!({"fullnameOverride": "edge"}))] {
         let objects = template(name, "platform", &values).unwrap();
@@ -499,6 +515,8 @@ fn invalid_values_are_rejected() {
         (json!({"webhook": {"policy": {"guardrails": {}}}}), "policy"),
         (json!({"controller": {"policy": {"guardrails": {}}}}), "policy"),
         (json!({"controller": {"policy": {"rollouts": {"inPlace": true}}}}), "policy"),
+        (json!({"controller": {"policy": {"audit": {"openReports": true}}}}), "policy"),
+        (json!({"audit": {"openReports": "yes"}}), "openReports"),
         (json!({"rollout": {"inplace": true}}), "inplace"),
         (json!({"rollout": {"pullSecrets": [{"name": "registry"}]}}), "pullSecrets"),
         (json!({"rollout": {"requestsPerSecond": 0}}), "requestsPerSecond"),

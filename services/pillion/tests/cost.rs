@@ -6,6 +6,8 @@ use std::process::Output;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
+use crate::metrics::lint;
+
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile
@@ -90,6 +92,19 @@ fn prices_add_monthly_cost() {
     assert_eq!([&row["monthlyCost"], &value["total"]["monthlyCost"]], [18.25, 18.25]);
     let yaml = pillion(&[&arguments[..], &["yaml"]].concat(), &folder, &manifest);
     assert_eq!(serde_saphyr::from_str::<Json>(&text(&yaml.stdout)).unwrap(), value);
+}
+
+#[test]
+fn promtool_accepts_cost_as_metrics() {
+    let (folder, manifest) = injected();
+    let arguments =
+        ["cost", "-f", "-", "--by", "namespace,profile,container", "--prices", "prices.yaml", "-o", "prometheus"];
+    let output = pillion(&arguments, &folder, &manifest);
+    let metrics = text(&output.stdout);
+    assert_eq!((output.status.code(), lint(&metrics)), (Some(0), String::new()), "{metrics}");
+    let labels = "tenant=\"shop\",profile=\"shipper\",container=\"shipper\"";
+    let line = format!("pillion_injected_requests{{{labels},resource=\"cpu\",unit=\"core\"}} 0.02");
+    assert!(metrics.lines().any(|found| found == line), "{metrics}");
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn documented_controller_alerts_have_data() {
 }
 
 /// Returns promtool's messages about a page of metrics, or an empty string.
-fn lint(scrape: &str) -> String {
+pub(crate) fn lint(scrape: &str) -> String {
     let mut child = Command::new(tools::program("promtool").unwrap())
         .args(["check", "metrics"])
         .stdin(Stdio::piped())

@@ -43,6 +43,23 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns the folder with the source of a Go module, such as one that contains CRDs. `tools/FOLDER/go.mod` pins its
+/// version. The first call downloads it, which needs a network.
+///
+/// # Errors
+/// Go is not installed, or the module cannot be downloaded; the error contains Go's output.
+pub fn go_module(folder: &str, module: &str) -> anyhow::Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(folder);
+    let mut command = Command::new("go");
+    command.args(["mod", "download", "-json", module]).current_dir(folder).env("GOWORK", "off");
+    let output = command.output().context("cannot run `go`: install Go from https://go.dev/doc/install")?;
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    match found.get("Dir").and_then(serde_json::Value::as_str) {
+        Some(dir) => Ok(dir.into()),
+        None => bail!("go cannot download {module}: {found}{}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
 /// Returns the folder with these programs, without building any.
 ///
 /// # Errors

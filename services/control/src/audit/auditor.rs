@@ -497,8 +497,23 @@ impl Auditor {
     /// Creates a report that describes at most `most` findings in detail.
     #[must_use]
     pub fn report(&self, facts: &ClusterFacts, most: usize) -> Report {
+        self.report_on(self.namespaces.iter(), facts, most)
+    }
+
+    /// Creates a report about the pods of one namespace. It is empty if the namespace is not audited.
+    #[must_use]
+    pub fn namespace_report(&self, name: &str, facts: &ClusterFacts, most: usize) -> Report {
+        self.report_on(self.namespaces.get_key_value(name).into_iter(), facts, most)
+    }
+
+    fn report_on<'a>(
+        &'a self,
+        namespaces: impl Iterator<Item = (&'a Box<str>, &'a NamespaceState)>,
+        facts: &ClusterFacts,
+        most: usize,
+    ) -> Report {
         let mut reporter = Reporter::new(&self.snapshot, facts, most);
-        for (name, state) in &self.namespaces {
+        for (name, state) in namespaces {
             // Sort the pods, so that every report has the same order.
             let mut pods: Vec<_> = state.pods.iter().collect();
             pods.sort_unstable_by_key(|(name, _)| *name);

@@ -63,9 +63,25 @@ struct LastCondition {
 #[derive(Debug, Default)]
 struct ConditionTracker {
     last: BTreeMap<Box<str>, LastCondition>,
+    first: FirstReport,
+}
+
+/// Waits for the first report whose counts can be written.
+#[derive(Debug, Default)]
+pub(super) struct FirstReport {
     /// When all pods were listed.
     listed: Option<Instant>,
-    has_begun: bool,
+    is_over: bool,
+}
+
+impl FirstReport {
+    /// Whether this report can be written: it or an earlier one is complete, or all pods were listed two minutes ago.
+    pub(super) fn is_usable(&mut self, report: &Report, now: Instant) -> bool {
+        self.listed = self.listed.or_else(|| report.is_listed.then_some(now));
+        let has_waited = self.listed.is_some_and(|listed| now.duration_since(listed) >= COMPLETE_LIMIT);
+        self.is_over |= report.is_complete || has_waited;
+        self.is_over
+    }
 }
 
 /// Writes conditions while this controller leads.
@@ -93,11 +109,7 @@ pub async fn run(leading: LeaderContext, mut audited: watch::Receiver<Audited>) 
 impl ConditionTracker {
     /// Returns the conditions to write. A condition is returned again until [`ConditionTracker::is_written`] is called.
     fn due(&mut self, report: &Report, now: Instant) -> Vec<(Box<str>, ConditionContent)> {
-        let listed = self.listed.or_else(|| report.is_listed.then_some(now));
-        self.listed = listed;
-        let has_waited = listed.is_some_and(|listed| now.duration_since(listed) >= COMPLETE_LIMIT);
-        self.has_begun |= report.is_complete || has_waited;
-        if !self.has_begun {
+        if !self.first.is_usable(report, now) {
             return Vec::new();
         }
         // These profiles are no longer active, and no pod has them. If such a profile was deleted, the write does

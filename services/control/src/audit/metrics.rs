@@ -103,7 +103,8 @@ impl Collector for AuditCollector {
             count.encode(metric.encode_family(&[("result", result)])?)?;
         }
 
-        let tenants = report.namespaces.iter().map(|(name, counts)| (&**name, *counts));
+        let tenants = report.namespaces.iter().filter(|(_, audit)| audit.total() > 0);
+        let tenants = tenants.map(|(name, audit)| (&**name, audit.findings));
         let help = "Differences between the pods of a tenant and their profiles, by kind of difference";
         write_largest(&mut encoder, ("audit_tenant_findings", help, "tenant"), tenants, *max_tenants)?;
 
@@ -153,6 +154,7 @@ fn largest<'r>(names: impl Iterator<Item = (&'r str, StateCounts)>, max: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audit::NamespaceAudit;
     use crate::labels::exposition;
 
     #[test]
@@ -165,8 +167,9 @@ mod tests {
 
         let mut report = Report { is_complete: true, ..Report::default() };
         report.counts[State::Missing as usize][Cause::WebhookUnavailable as usize] = 7;
+        let tenant = |count| NamespaceAudit { findings: [count, 0, 1], ..NamespaceAudit::default() };
         report.namespaces =
-            [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), [count, 0, 1])).into();
+            [("a", 1), ("b", 3), ("c", 2), ("d", 1)].map(|(name, count)| (name.into(), tenant(count))).into();
         let profile = |missing, outdated| ProfileAudit { missing, outdated, ..ProfileAudit::default() };
         report.profiles = [("logger".into(), profile(1, 1)), ("proxy".into(), profile(3, 0))].into();
         metrics.publish(Arc::new(report));

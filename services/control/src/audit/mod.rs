@@ -23,6 +23,7 @@ pub mod condition;
 mod pod;
 mod metrics;
 mod once;
+pub mod open_reports;
 mod requests;
 mod report;
 mod facts;
@@ -35,9 +36,9 @@ pub use metrics::AuditMetrics;
 pub use once::{OnceError, PodScope, Served, once, served};
 pub(crate) use pod::uid_number;
 pub use pod::{AuditedPod, PodChange, PodKey, kind_with_group, read};
-pub use report::{Finding, PodCounts, ProfileAudit, Report};
+pub use report::{Finding, NamespaceAudit, PodCounts, ProfileAudit, Report};
 pub use requests::NOT_ENDED;
-pub use task::{AuditChannels, AuditSettings, Audited, PodsQuestion, Reads, run};
+pub use task::{AuditChannels, AuditQuestion, AuditSettings, Audited, Reads, run};
 
 #[cfg(test)]
 mod panics;

@@ -2,6 +2,7 @@
 //! profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use pillion_engine::audit::MatchState;
@@ -51,6 +52,27 @@ pub struct ProfileAudit {
     pub undecided: u64,
 }
 
+/// The results of a namespace's pods. Each result is about one pod and one profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceAudit {
+    /// Number of findings by state, in the order of [`State::ALL`].
+    pub findings: [u64; State::ALL.len()],
+    /// The active revision is injected.
+    pub injected: u64,
+    /// The pod author opted out, the whole pod was not read yet, or it does not show whether the profile matches.
+    pub skipped: u64,
+    /// A hash of all findings. If it is the same in two reports of this process, the findings are the same.
+    pub digest: u64,
+}
+
+impl NamespaceAudit {
+    /// Number of findings.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.findings.iter().sum()
+    }
+}
+
 /// A pod that differs from a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -83,8 +105,8 @@ pub struct Report {
     pub pods: PodCounts,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
-    /// Number of findings by namespace, and by state in the order of [`State::ALL`].
-    pub namespaces: BTreeMap<Box<str>, [u64; State::ALL.len()]>,
+    /// The results by namespace, for all namespaces with a pod that a profile matches or whose record lists one.
+    pub namespaces: BTreeMap<Box<str>, NamespaceAudit>,
     /// Number of pods by profile, for all active profiles and all profiles in findings.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
     /// The first findings, sorted by namespace and pod.
@@ -119,7 +141,26 @@ struct Comparison {
     right: Vec<Box<str>>,
     undecided: Vec<Box<str>>,
     is_pending: bool,
-    opted_out: bool,
+    opted_out: u64,
+}
+
+impl Comparison {
+    /// Adds the results of a pod to those of its namespace.
+    fn add_to(&self, namespace: &mut NamespaceAudit) {
+        let count = |results: &[Box<str>]| u64::try_from(results.len()).unwrap_or(u64::MAX);
+        namespace.injected += count(&self.right);
+        namespace.skipped += count(&self.undecided) + self.opted_out;
+        for (_, state, ..) in &self.wrong {
+            if let Some(count) = namespace.findings.get_mut(*state as usize) {
+                *count += 1;
+            }
+        }
+    }
+
+    /// Whether no profile matches the pod, and its record lists none.
+    fn is_empty(&self) -> bool {
+        self.wrong.is_empty() && self.right.is_empty() && self.undecided.is_empty() && self.opted_out == 0
+    }
 }
 
 /// Builds a report, pod by pod.
@@ -166,20 +207,24 @@ impl<'a> Reporter<'a> {
             () if comparison.is_pending => &mut pods.pending,
             () if !comparison.undecided.is_empty() => &mut pods.undecided,
             () if !comparison.right.is_empty() => &mut pods.injected,
-            () if comparison.opted_out => &mut pods.opted_out,
+            () if comparison.opted_out > 0 => &mut pods.opted_out,
             () => &mut pods.not_requested,
         };
         *count += 1;
-        if comparison.wrong.is_empty() {
+        if comparison.is_empty() {
             return;
         }
-        let of_namespace = self.report.namespaces.entry(namespace.0.into()).or_default();
-        for (_, state, ..) in &comparison.wrong {
-            if let Some(count) = of_namespace.get_mut(*state as usize) {
-                *count += 1;
-            }
+        if !self.report.namespaces.contains_key(namespace.0) {
+            self.report.namespaces.insert(namespace.0.into(), NamespaceAudit::default());
+        }
+        if let Some(of_namespace) = self.report.namespaces.get_mut(namespace.0) {
+            comparison.add_to(of_namespace);
         }
         let wrong = comparison.wrong.clone();
+        if wrong.is_empty() {
+            return;
+        }
+        let mut digest = DefaultHasher::new();
         for (profile, state, want, has) in wrong {
             let circumstances = self.circumstances(namespace, since, pod, &profile, state);
             let cause = cause(state, &circumstances);
@@ -188,11 +233,16 @@ impl<'a> Reporter<'a> {
             {
                 *count += 1;
             }
+            (name, &pod.owner, &profile, state, cause, &want, &has).hash(&mut digest);
             if self.report.findings.len() < self.most {
                 let owner = pod.owner.as_ref().map(|owner| owner.as_ref().clone());
                 let (namespace, pod) = (namespace.0.into(), name.into());
                 self.report.findings.push(Finding { namespace, pod, owner, profile, state, cause, want, has });
             }
+        }
+        if let Some(of_namespace) = self.report.namespaces.get_mut(namespace.0) {
+            of_namespace.digest.hash(&mut digest);
+            of_namespace.digest = digest.finish();
         }
     }
 
@@ -289,7 +339,7 @@ fn compare(
                 comparison.is_pending |= *match_state == MatchState::Open;
                 comparison.undecided.push(profile());
             }
-            (MatchState::OptedOut, _) => comparison.opted_out = true,
+            (MatchState::OptedOut, _) => comparison.opted_out += 1,
             (MatchState::NotWanted, _) => {}
         }
     }

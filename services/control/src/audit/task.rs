@@ -143,18 +143,30 @@ pub struct AuditChannels {
     pub metrics: AuditMetrics,
     /// The channel to the task that writes conditions. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
-    /// Questions about the pods of a profile, from the task that upgrades running pods.
-    pub questions: mpsc::Receiver<PodsQuestion>,
+    /// Questions of other tasks.
+    pub questions: mpsc::Receiver<AuditQuestion>,
 }
 
-/// Requests the running pods whose record lists a profile. Until all pods are listed, `answer` is dropped without a
-/// value.
+/// A question of another task to the audit.
 #[derive(Debug)]
-pub struct PodsQuestion {
-    /// The profile's display name.
-    pub profile: Box<str>,
-    /// Receives the pods.
-    pub answer: oneshot::Sender<Vec<ProfilePod>>,
+pub enum AuditQuestion {
+    /// Requests the running pods whose record lists a profile. Until all pods are listed, `answer` is dropped without a
+    /// value.
+    PodsWith {
+        /// The profile's display name.
+        profile: Box<str>,
+        /// Receives the pods.
+        answer: oneshot::Sender<Vec<ProfilePod>>,
+    },
+    /// Requests the report about the pods of one namespace.
+    Namespace {
+        /// The name of the namespace.
+        name: Box<str>,
+        /// Maximum number of findings with details.
+        most: usize,
+        /// Receives the report.
+        answer: oneshot::Sender<Report>,
+    },
 }
 
 /// Audits while this controller leads. Writes nothing to the cluster.
@@ -182,7 +194,7 @@ impl Task {
         mut self,
         published: &ArcSwap<Snapshot>,
         audited: &watch::Sender<Audited>,
-        mut questions: mpsc::Receiver<PodsQuestion>,
+        mut questions: mpsc::Receiver<AuditQuestion>,
     ) {
         let mut pods = watch_pods(&self.client).boxed().ready_chunks(CHANGE_BATCH);
         let mut reports = tokio::time::interval(self.settings.report_every);
@@ -235,15 +247,24 @@ impl Task {
                         next_fetch = Instant::now() + self.settings.pause_after_failure;
                     }
                 }
-                Some(PodsQuestion { profile, answer }) = questions.recv() => {
-                    if let Some(pods) = self.auditor.pods_with(&profile) {
-                        // The task that asked may have ended.
-                        let _ = answer.send(pods);
-                    }
-                }
+                Some(question) = questions.recv() => self.answer(question),
                 () = tokio::task::yield_now(), if more_to_judge => {
                     more_to_judge = self.auditor.judge(JUDGE_BATCH);
                 }
+            }
+        }
+    }
+
+    /// Answers a question. The task that asked may have ended.
+    fn answer(&self, question: AuditQuestion) {
+        match question {
+            AuditQuestion::PodsWith { profile, answer } => {
+                if let Some(pods) = self.auditor.pods_with(&profile) {
+                    let _ = answer.send(pods);
+                }
+            }
+            AuditQuestion::Namespace { name, most, answer } => {
+                let _ = answer.send(self.auditor.namespace_report(&name, &self.facts, most));
             }
         }
     }

@@ -321,7 +321,31 @@ fn many_pods_are_listed_and_failures_retried() {
     let report = auditor.report(&known(&auditor), 10);
     assert_eq!((report.pods.missing, auditor.pods()), (99, 99));
     assert_eq!(report.findings.len(), 10, "all findings are counted, and some have details");
-    assert_eq!(report.namespaces["shop"].iter().sum::<u64>(), 99);
+    assert_eq!(report.namespaces["shop"].total(), 99);
+}
+
+#[test]
+fn namespace_has_its_own_report_and_digest() {
+    let snapshot = shop(profiles(&[("a", always()), ("b", always())]));
+    let (a, b) = (revision(&snapshot, "a"), revision(&snapshot, "b"));
+    let mut auditor = listed(snapshot, &[pod("one").with("a", &a)]);
+    let facts = known(&auditor);
+    let first = auditor.report(&facts, 10).namespaces["shop"];
+    assert_eq!((first.findings, first.injected, first.skipped), ([1, 0, 0], 1, 0));
+    assert_eq!(auditor.report(&facts, 0).namespaces["shop"], first, "the limit does not change the digest");
+    let own = auditor.namespace_report("shop", &facts, 10);
+    assert_eq!((own.namespaces["shop"], own.findings), (first, auditor.report(&facts, 10).findings));
+    assert_eq!(auditor.namespace_report("till", &facts, 10).namespaces.len(), 0);
+
+    // A pod without findings changes the counts, and one with findings also changes the digest.
+    let whole = pod("two").with("a", &a).with("b", &b);
+    auditor.update(Change::Applied(whole.audited()));
+    let second = auditor.report(&facts, 10).namespaces["shop"];
+    assert_eq!((second.digest, second.injected), (first.digest, 3));
+    auditor.update(Change::Applied(pod("three").with("a", "older").with("b", &b).audited()));
+    let third = auditor.report(&facts, 10).namespaces["shop"];
+    assert_eq!(third.findings, [1, 1, 0]);
+    assert_ne!(third.digest, first.digest);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::metrics::RolloutMetrics;
 use super::pull::{PullSite, Puller};
 use super::render::Planner;
 use super::turns::Turns;
-use crate::audit::PodsQuestion;
+use crate::audit::AuditQuestion;
 use crate::informer::index::Status;
 use crate::informer::lookups::Lookups;
 use crate::release::Release;
@@ -31,7 +31,7 @@ pub struct RolloutChannels {
     /// The publisher's status. No pod is changed before its first snapshot.
     pub status: watch::Receiver<Status>,
     /// Sends questions about the pods of a profile to the audit.
-    pub questions: mpsc::Sender<PodsQuestion>,
+    pub questions: mpsc::Sender<AuditQuestion>,
     /// Looks up the objects that profiles read.
     pub lookups: Lookups,
     /// The metrics.

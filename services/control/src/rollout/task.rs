@@ -41,7 +41,7 @@ use super::state::{RolloutChannels, Task};
 use super::steps::{self, PodStates, Situation};
 use super::turns::Turns;
 use super::{MANAGER, RolloutSettings};
-use crate::audit::{PodsQuestion, ProfilePod};
+use crate::audit::{AuditQuestion, ProfilePod};
 use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::{Followed, FollowedProfiles, profile_event, profile_status};
@@ -554,9 +554,9 @@ fn failure(profile: &str, revision: &str, marked: &[&MarkedPod]) -> Option<Strin
 }
 
 /// Asks the audit for the pods of a profile. `None` if it has not listed all pods yet.
-async fn pods_with(questions: &mpsc::Sender<PodsQuestion>, profile: &str) -> Option<Vec<ProfilePod>> {
+async fn pods_with(questions: &mpsc::Sender<AuditQuestion>, profile: &str) -> Option<Vec<ProfilePod>> {
     let (answer, pods) = oneshot::channel();
-    questions.send(PodsQuestion { profile: profile.into(), answer }).await.ok()?;
+    questions.send(AuditQuestion::PodsWith { profile: profile.into(), answer }).await.ok()?;
     pods.await.ok()
 }
 

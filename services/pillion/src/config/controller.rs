@@ -1,5 +1,5 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, rollouts to
-//! running pods, logs.
+//! running pods, reports of the audit, logs.
 //!
 //! [`super::settings`] reads the ranges and meanings of the keys from these types. The file is read once at start. A
 //! change takes effect when the controller restarts; another replica leads in the meantime.
@@ -54,6 +54,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) webhooks: Webhooks,
     pub(crate) profiles: Profiles,
     pub(crate) rollouts: Rollouts,
+    pub(crate) audit: Audit,
     pub(crate) guardrails: Guardrails,
     /// The value of `cluster` in expressions. Must equal that of the replicas.
     #[schemars(extend("expected" = "a map"))]
@@ -199,6 +200,15 @@ impl Default for NamespacedRollouts {
     fn default() -> Self {
         Self { strategy: RolloutStrategy::Restart, max_unavailable: 10, pod_timeout_seconds: 600 }
     }
+}
+
+/// The settings of the audit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Audit {
+    /// Whether the audit writes a `Report` of `openreports.io` to each namespace with results. The cluster needs the CRD,
+    /// and the service account needs further permissions.
+    pub(crate) open_reports: bool,
 }
 
 impl Default for Rollouts {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use futures::StreamExt;
 use kube::Client;
 use kube::api::DynamicObject;
@@ -48,10 +48,25 @@ pub(crate) struct CostArgs {
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
     /// The output format.
-    #[arg(short, long, value_enum, default_value_t = ListForm::Text, value_name = "FORMAT")]
-    output: ListForm,
+    #[arg(short, long, value_enum, default_value_t = CostForm::Text, value_name = "FORMAT")]
+    output: CostForm,
     #[command(flatten)]
     api_server: ApiServerArgs,
+}
+
+/// The output format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CostForm {
+    /// A table.
+    Text,
+    /// A table with more columns.
+    Wide,
+    /// One JSON object.
+    Json,
+    /// One object, as YAML.
+    Yaml,
+    /// Metrics in the text format of Prometheus.
+    Prometheus,
 }
 
 /// Prints what injection adds, most expensive first.
@@ -79,8 +94,18 @@ pub(crate) fn run(args: CostArgs) -> anyhow::Result<Exit> {
             }
         }
     }
-    output.print(|is_wide| report.table(is_wide), || report.value())?;
-    if report.is_empty() && output.is_text() {
+    let list = match output {
+        CostForm::Text => ListForm::Text,
+        CostForm::Wide => ListForm::Wide,
+        CostForm::Json => ListForm::Json,
+        CostForm::Yaml => ListForm::Yaml,
+        CostForm::Prometheus => {
+            output::print(&report.exposition())?;
+            return Ok(Exit::Success);
+        }
+    };
+    list.print(|is_wide| report.table(is_wide), || report.value())?;
+    if report.is_empty() && list.is_text() {
         output::report("no pod has a container that a profile added")?;
     }
     Ok(Exit::Success)

@@ -3,6 +3,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
 use clap::ValueEnum;
 use pillion_engine::audit::{AddedContainer, AddedResource};
@@ -34,6 +35,14 @@ impl Dimension {
             Self::Namespace => "namespace",
             Self::Profile => "profile",
             Self::Container => "container",
+        }
+    }
+
+    /// Returns the label of metrics. As in the controller's metrics, `namespace` is the label of the scraped target.
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Namespace => "tenant",
+            Self::Profile | Self::Container => self.as_str(),
         }
     }
 }
@@ -173,6 +182,50 @@ impl Report {
         })
     }
 
+    /// Formats the rows as metrics in the text format of Prometheus.
+    pub(super) fn exposition(&self) -> String {
+        let mut text = String::new();
+        let resources = |amount: fn(&Amounts) -> Quantity| {
+            move |sums: &Sums| {
+                let [cpu, memory] = [&sums.cpu, &sums.memory].map(|amounts| amount(amounts).approximately());
+                vec![(",resource=\"cpu\",unit=\"core\"", cpu), (",resource=\"memory\",unit=\"byte\"", memory)]
+            }
+        };
+        let count = |count: u64| vec![("", f64::from(u32::try_from(count).unwrap_or(u32::MAX)))];
+        let help = "Requests that injected containers add to their pods";
+        self.write_metric(&mut text, ("requests", help), resources(|amounts| amounts.requests));
+        let help = "Limits that injected containers add to their pods";
+        self.write_metric(&mut text, ("limits", help), resources(|amounts| amounts.limits));
+        let help = "Injected containers without a request of CPU or memory";
+        self.write_metric(&mut text, ("containers_without_requests", help), |sums| count(sums.without_requests));
+        self.write_metric(&mut text, ("pods", "Pods with injected containers"), |sums| count(sums.pods));
+        if let Some(prices) = &self.prices {
+            let currency = format!(",currency=\"{}\"", escaped(&prices.currency));
+            let help = "Cost of the requests for 730 hours";
+            let cost = |sums: &Sums| vec![(&*currency, self.cost(sums).unwrap_or_default())];
+            self.write_metric(&mut text, ("monthly_cost", help), cost);
+        }
+        text
+    }
+
+    /// Writes a metric with the series of each row. `series` returns further labels and the value of each of them.
+    fn write_metric<'l>(
+        &self,
+        text: &mut String,
+        (name, help): (&str, &str),
+        series: impl Fn(&Sums) -> Vec<(&'l str, f64)>,
+    ) {
+        // Writing to a string never fails.
+        let _ = writeln!(text, "# HELP pillion_injected_{name} {help}\n# TYPE pillion_injected_{name} gauge");
+        for (key, sums) in &self.rows {
+            let labels = self.by.iter().zip(key).map(|(by, name)| format!("{}=\"{}\"", by.label(), escaped(name)));
+            let labels = labels.collect::<Vec<_>>().join(",");
+            for (more, value) in series(sums) {
+                let _ = writeln!(text, "pillion_injected_{name}{{{labels}{more}}} {value}");
+            }
+        }
+    }
+
     fn sums(&self, sums: &Sums) -> [(String, Value); 6] {
         let amounts = |of: fn(&Amounts) -> Quantity| {
             let [cpu, memory] = [&sums.cpu, &sums.memory].map(|amounts| number(of(amounts)));
@@ -216,6 +269,11 @@ impl Amounts {
         self.requests = self.requests.plus(added.requests);
         self.limits = self.limits.plus(added.limits);
     }
+}
+
+/// Escapes the value of a label.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 fn number(quantity: Quantity) -> Value {
@@ -311,6 +369,30 @@ mod tests {
                 ["TOTAL", "3", "7"],
             ]
         );
+    }
+
+    #[test]
+    fn metrics_have_series_for_each_row() {
+        let text = report(&[Dimension::Namespace, Dimension::Profile], Some(prices())).exposition();
+        for line in [
+            "# TYPE pillion_injected_requests gauge",
+            "pillion_injected_requests{tenant=\"till\",profile=\"mesh\",resource=\"cpu\",unit=\"core\"} 0.1",
+            "pillion_injected_requests{tenant=\"till\",profile=\"mesh\",resource=\"memory\",unit=\"byte\"} 100000000",
+            "pillion_injected_limits{tenant=\"till\",profile=\"mesh\",resource=\"cpu\",unit=\"core\"} 1",
+            "pillion_injected_pods{tenant=\"shop\",profile=\"log\"} 2",
+            "pillion_injected_containers_without_requests{tenant=\"shop\",profile=\"mesh\"} 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let cost = "pillion_injected_monthly_cost{tenant=\"till\",profile=\"mesh\",currency=\"EUR\"} 7.97";
+        assert!(text.contains(cost), "{text}");
+        let one = report(&[Dimension::Container], None).exposition();
+        assert!(!one.contains("monthly_cost") && one.contains("pods{container=\"proxy\"} 3"), "{one}");
+    }
+
+    #[test]
+    fn label_values_are_escaped() {
+        assert_eq!(escaped("a\\b\"c\nd"), "a\\\\b\\\"c\\nd");
     }
 
     #[test]

@@ -15,12 +15,15 @@ pub(crate) mod yaml;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pillion_api::names::{API_VERSION, GROUP};
-use pillion_api::{ClusterInjectionProfile, InjectionProfile, ProfileSpec};
+use pillion_api::{
+    ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision, ProfileSpec, RevisionSpec,
+};
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
 pub(crate) use self::defaults::Defaults;
@@ -37,6 +40,9 @@ const FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 
 /// The two kinds of profiles.
 const KINDS: [&str; 2] = [ClusterInjectionProfile::KIND, InjectionProfile::KIND];
+
+/// The kinds of published revisions, which `pillion profiles export` prints.
+const REVISION_KINDS: [&str; 2] = [ClusterProfileRevision::KIND, ProfileRevision::KIND];
 
 /// Compiled profiles, and the problems of profiles that did not load.
 #[derive(Debug, Default)]
@@ -200,6 +206,12 @@ impl<'n> Loader<'n> {
             return;
         }
         let place = |field| object.entry(field).map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
+        if REVISION_KINDS.contains(&kind) && api_version == API_VERSION {
+            return match self.revision(source, object, kind) {
+                Ok((name, revision)) => self.add_revision(source, object, name, &revision),
+                Err(problem) => self.report(problem),
+            };
+        }
         if !KINDS.contains(&kind) {
             let help = typed::meant(kind, KINDS).map(|meant| format!("did you mean `{meant}`?"));
             let problem = Problem::at(source, place("kind"), format!("`{kind}` is not a kind of {GROUP}"));
@@ -260,6 +272,28 @@ impl<'n> Loader<'n> {
         Ok(ProfileName { namespace, name: name.into() })
     }
 
+    /// Reads a published revision. Its object has another name than its profile.
+    fn revision(
+        &self,
+        source: &Arc<Source>,
+        object: &Node,
+        kind: &str,
+    ) -> Result<(ProfileName, RevisionSpec), Problem> {
+        let missing = || Problem::at(source, object.span.clone(), "spec is missing");
+        let revision: RevisionSpec = typed::read(source, object.get("spec").ok_or_else(missing)?, "spec")?;
+        let namespace = (kind == ProfileRevision::KIND).then(|| {
+            let namespace = object.get("metadata").and_then(|metadata| metadata.text("namespace"));
+            namespace.unwrap_or(self.namespace).into()
+        });
+        Ok((ProfileName { namespace, name: revision.profile.as_str().into() }, revision))
+    }
+
+    fn add_revision(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, revision: &RevisionSpec) {
+        if self.is_first(source, object.span.clone(), &name) {
+            self.gathered.revision(source, object, name, revision);
+        }
+    }
+
     fn spec(source: &Arc<Source>, object: &Node) -> Result<ProfileSpec, Problem> {
         match object.get("spec") {
             Some(spec) if matches!(spec.content, yaml::Content::Mapping(_)) => typed::read(source, spec, "spec"),
@@ -274,16 +308,25 @@ impl<'n> Loader<'n> {
     fn profile(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, mut spec: ProfileSpec) {
         let at = object.get("metadata").and_then(|metadata| metadata.entry("name"));
         let at = at.map_or_else(|| object.span.clone(), |entry| entry.value.span.clone());
-        let here = Problem::at(source, at, format!("there is another profile {name}"));
-        if let Some(first) = self.seen.get(&name) {
-            let help = format!("the other one is at {first}; names must be unique");
-            return self.report(here.with_help(help));
+        if !self.is_first(source, at, &name) {
+            return;
         }
-        let (line, column) = here.position().unwrap_or((1, 1));
-        self.seen.insert(name.clone(), format!("{}:{line}:{column}", source.name));
         let is_as_written = !self.defaults.set(&name, &mut spec);
         let text = Text { source: Arc::clone(source), start: object.span.start, name, spec, is_as_written };
         self.gathered.profile(text, object);
+    }
+
+    /// Whether no other profile has this name. Otherwise reports a problem.
+    fn is_first(&mut self, source: &Arc<Source>, at: Range<usize>, name: &ProfileName) -> bool {
+        let here = Problem::at(source, at, format!("there is another profile {name}"));
+        if let Some(first) = self.seen.get(name) {
+            let help = format!("the other one is at {first}; names must be unique");
+            self.report(here.with_help(help));
+            return false;
+        }
+        let (line, column) = here.position().unwrap_or((1, 1));
+        self.seen.insert(name.clone(), format!("{}:{line}:{column}", source.name));
+        true
     }
 }
 

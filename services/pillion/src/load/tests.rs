@@ -1,3 +1,6 @@
+use pillion_engine::profile::{NoParents, ProfileSource};
+use serde_json::json;
+
 use super::*;
 
 const GOOD: &str = "\
@@ -42,6 +45,28 @@ fn finds_profiles_in_order_of_files() {
     ]);
     assert_eq!(problems, Vec::<String>::new());
     assert_eq!(names, ["first", "team-b/own", "listed", "team-a/here"]);
+}
+
+#[test]
+fn exported_revision_loads_as_its_profile() {
+    let name = ProfileName::namespaced("team-b", "own");
+    let document = &yaml::documents(&good("own")).unwrap()[0];
+    let spec: ProfileSpec = serde_json::from_value(document.get("spec").unwrap().to_value()).unwrap();
+    let flattened = ProfileSource::Author(&spec, &NoParents).flatten(&name).unwrap();
+    let revision = flattened.to_revision(&name, Some(1), None).unwrap();
+    let object = |spec: &RevisionSpec| {
+        let metadata = json!({"name": "own-0123456789", "namespace": "team-b"});
+        json!({"apiVersion": API_VERSION, "kind": "ProfileRevision", "metadata": metadata, "spec": spec}).to_string()
+    };
+    let (names, problems) = load(&[("a.json", &object(&revision))]);
+    assert_eq!((names, problems), (vec!["team-b/own".to_owned()], Vec::new()));
+
+    let own = good("own").replace("Cluster", "").replace("  name: own", "  name: own\n  namespace: team-b");
+    let (_, problems) = load(&[("a.json", &object(&revision)), ("b.yaml", &own)]);
+    assert!(problems[0].contains("b.yaml:4:9: there is another profile team-b/own"), "{problems:?}");
+    let forged = RevisionSpec { text: revision.text.replace("1.29", "1.30"), ..revision };
+    let (names, problems) = load(&[("a.json", &object(&forged))]);
+    assert!(names.is_empty() && problems[0].contains("the hash of its content is"), "{problems:?}");
 }
 
 #[test]

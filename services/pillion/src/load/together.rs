@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pillion_api::ProfileSpec;
+use pillion_api::{ProfileSpec, RevisionSpec};
 use pillion_engine::profile::{
     CompiledProfile, Diagnostic, MAX_CHAIN, Parent, Parents, Part, ProfileName, ProfileSource, compile, warnings,
 };
@@ -113,6 +113,23 @@ impl CollectedProfiles {
                 self.broken.insert(text.name.name.clone());
             }
         }
+        let mut loaded = Loaded::default();
+        loaded.add(text, compiled, |_| Some(object), self.keeps_texts);
+        self.found.push(Found::Compiled(Box::new(loaded)));
+    }
+
+    /// Adds a published revision, which contains everything that its profile extends. `object` is its node.
+    pub(super) fn revision(&mut self, source: &Arc<Source>, object: &Node, name: ProfileName, revision: &RevisionSpec) {
+        let compiled = ProfileSource::Revision(revision).compile(&name);
+        if name.namespace.is_none() {
+            self.roots.insert(name.name.clone(), revision.text.clone());
+            if compiled.is_err() {
+                self.broken.insert(name.name.clone());
+            }
+        }
+        // If the text cannot be read, the revision does not compile.
+        let spec = serde_json::from_str(&revision.text).unwrap_or_default();
+        let text = Text { source: Arc::clone(source), start: object.span.start, name, spec, is_as_written: true };
         let mut loaded = Loaded::default();
         loaded.add(text, compiled, |_| Some(object), self.keeps_texts);
         self.found.push(Found::Compiled(Box::new(loaded)));

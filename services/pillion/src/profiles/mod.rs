@@ -1,6 +1,7 @@
-//! `pillion profiles`: lists profiles, shows the stored revisions of a profile, and rolls a profile back to one of
-//! them.
+//! `pillion profiles`: lists profiles, exports their published revisions, shows the stored revisions of a profile, and
+//! rolls a profile back to one of them.
 
+mod export;
 mod history;
 mod list;
 mod rollback;
@@ -9,6 +10,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
+use pillion_api::kinds::ProfileStatus;
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 use pillion_control::informer::cluster_listing::Stored;
 use serde_json::{Value, json};
@@ -29,6 +31,11 @@ pub(crate) struct ProfilesArgs {
 enum ProfilesCommand {
     /// List the profiles of both kinds: all ClusterInjectionProfiles, and the InjectionProfiles of a namespace.
     List(list::ListArgs),
+    /// Print the published revisions of profiles, for commands without a cluster: pillion inject -p FILE
+    ///
+    /// A revision contains everything that its profile extends, so the file needs no other profiles. These commands then
+    /// decide as the cluster does. pillion inject writes the same injection records.
+    Export(export::ExportArgs),
     /// List the stored revisions of a profile, most recently published first.
     History(history::HistoryArgs),
     /// Publish an older revision of a profile again, for all workloads, until a changed profile is accepted.
@@ -59,6 +66,7 @@ pub(crate) struct Profile {
 pub(crate) fn run(args: ProfilesArgs) -> anyhow::Result<Exit> {
     match args.command {
         ProfilesCommand::List(args) => block_on(list::run(args)),
+        ProfilesCommand::Export(args) => block_on(export::run(args)),
         ProfilesCommand::History(args) => block_on(history::run(args)),
         ProfilesCommand::Rollback(args) => block_on(rollback::run(args)),
     }
@@ -124,11 +132,7 @@ impl ProfileRef {
     }
 
     fn revisions(&self, client: &Client) -> Api<DynamicObject> {
-        let resource = match self.namespace {
-            Some(_) => ApiResource::erase::<ProfileRevision>(&()),
-            None => ApiResource::erase::<ClusterProfileRevision>(&()),
-        };
-        self.api(client, &resource)
+        revisions(client, self.namespace.as_deref())
     }
 
     fn api(&self, client: &Client, resource: &ApiResource) -> Api<DynamicObject> {
@@ -144,6 +148,28 @@ impl ProfileRef {
             Some(namespace) => format!("{} -n {namespace}", self.name),
             None => self.name.clone(),
         }
+    }
+}
+
+/// Returns the API of the revisions of a namespace's profiles, or of cluster profiles.
+fn revisions(client: &Client, namespace: Option<&str>) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &ApiResource::erase::<ProfileRevision>(&())),
+        None => Api::all_with(client.clone(), &ApiResource::erase::<ClusterProfileRevision>(&())),
+    }
+}
+
+/// Returns the only stored revision that begins with these digits.
+///
+/// # Errors
+/// There is none, or more than one.
+fn stored_revision(status: &ProfileStatus, digits: &str) -> anyhow::Result<String> {
+    let kept = &status.revisions;
+    let found: Vec<_> = kept.iter().filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
+    match found.as_slice() {
+        [one] => Ok((*one).clone()),
+        [] => bail!("no stored revision begins with {digits:?}; the stored revisions are {}", kept.join(", ")),
+        _ => bail!("more than one revision begins with {digits:?}: add more digits"),
     }
 }
 

@@ -17,7 +17,7 @@ use pillion_api::{ClusterInjectionProfile, InjectionProfile};
 use pillion_control::client::lists;
 use serde_json::json;
 
-use super::ProfileRef;
+use super::{ProfileRef, stored_revision};
 use crate::config::Time;
 use crate::exit::Exit;
 use crate::output::{self, Progress};
@@ -108,20 +108,15 @@ async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> an
 
 /// Returns the revision to roll back to: the only one that begins with `to`, or the default if there is no `to`.
 fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
-    let kept = &status.revisions;
     if let Some(digits) = to {
-        let found: Vec<_> = kept.iter().filter(|revision| !digits.is_empty() && revision.starts_with(digits)).collect();
-        return match found.as_slice() {
-            [one] => Ok((*one).clone()),
-            [] => bail!("no stored revision begins with {digits:?}; the stored revisions are {}", kept.join(", ")),
-            _ => bail!("more than one revision begins with {digits:?}: add more digits"),
-        };
+        return stored_revision(status, digits);
     }
     let published = status.revision.as_ref();
     // During a rollout, the default is the promoted revision, which all other workloads get.
     if let Some(promoted) = status.promoted_revision.as_ref().filter(|promoted| Some(*promoted) != published) {
         return Ok(promoted.clone());
     }
+    let kept = &status.revisions;
     let place = kept.iter().position(|revision| Some(revision) == published);
     match place.and_then(|place| kept.get(place + 1)) {
         Some(before) => Ok(before.clone()),

@@ -15,7 +15,8 @@ use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
 use pillion_control::Status;
-use pillion_control::audit::{self, AuditMetrics, AuditSettings, Audited, PodsQuestion, condition};
+use pillion_control::audit::open_reports::{self, metrics::OpenReportMetrics};
+use pillion_control::audit::{self, AuditMetrics, AuditQuestion, AuditSettings, Audited, condition};
 use pillion_control::certificates::clock::{self, Clock, ClockMetrics};
 use pillion_control::guard::guarded;
 use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, release, wanted};
@@ -53,6 +54,7 @@ pub(crate) struct LeaderMetrics {
     clock: ClockMetrics,
     held: HeldMetrics,
     audit: AuditMetrics,
+    open_reports: OpenReportMetrics,
     lookups: lookups::Metrics,
     revisions: revisions::Metrics,
     rollout: RolloutMetrics,
@@ -70,6 +72,7 @@ impl LeaderMetrics {
             clock: ClockMetrics::register(registry),
             held: HeldMetrics::register(registry),
             audit: AuditMetrics::register(registry, limits.max_tenants, limits.max_profiles),
+            open_reports: OpenReportMetrics::register(registry),
             lookups: lookups::Metrics::register(registry),
             revisions: revisions::Metrics::register(registry),
             rollout: RolloutMetrics::register(registry),
@@ -83,6 +86,7 @@ impl LeaderMetrics {
         self.configuration.reset();
         self.clock.reset();
         self.held.reset();
+        self.open_reports.reset();
         self.revisions.reset();
         self.rollout.reset();
         self.disabled.set(0);
@@ -128,6 +132,7 @@ impl Term {
         let (publisher, status) = Publisher::new(Arc::clone(&snapshot));
         let publisher = publisher.opting_in_by(opt_in.clone());
         let (questions, asked) = mpsc::channel(1);
+        let reporting = self.policy.audit.open_reports.then(|| questions.clone());
         if let Some(settings) = self.policy.rollouts() {
             let (followed_sender, followed) = watch::channel(None);
             accepting.followed = Some(followed_sender);
@@ -145,7 +150,11 @@ impl Term {
         }
         let accepting = revisions::run(tasks.leading(), accepting, self.metrics.revisions.clone(), publisher);
         tasks.spawn("the revisions of profiles", accepting);
-        tasks.audit(&self.client, &snapshot, status.clone(), asked, &self.metrics, opt_in);
+        let audited = tasks.audit(&self.client, &snapshot, status.clone(), asked, &self.metrics, opt_in);
+        if let Some(questions) = reporting {
+            let metrics = self.metrics.open_reports.clone();
+            tasks.spawn("the reports", open_reports::run(tasks.leading(), audited, questions, metrics));
+        }
         if self.policy.certificates.managed {
             self.rotate(&mut tasks, snapshot, status);
         } else {
@@ -294,18 +303,18 @@ impl Tasks {
         self.spawn("the release of held pods", releasing);
     }
 
-    /// Starts the audit of pods.
+    /// Starts the audit of pods. Returns its results.
     fn audit(
         &mut self,
         client: &kube::Client,
         snapshot: &Arc<ArcSwap<Snapshot>>,
         status: watch::Receiver<Status>,
-        questions: mpsc::Receiver<PodsQuestion>,
+        questions: mpsc::Receiver<AuditQuestion>,
         metrics: &LeaderMetrics,
         opt_in: OptIn,
-    ) {
+    ) -> watch::Receiver<Audited> {
         let (audited, found) = watch::channel(Audited::default());
-        self.spawn("the results of the audit", condition::run(self.leading(), found));
+        self.spawn("the results of the audit", condition::run(self.leading(), found.clone()));
         let lookups = Lookups::new(client.clone(), metrics.lookups.clone());
         let reads = audit::Reads { lookups: Some(lookups), cluster: None };
         let published = Arc::clone(snapshot);
@@ -315,6 +324,7 @@ impl Tasks {
             "the audit",
             audit::run(self.leading(), parts, AuditSettings { opt_in, ..AuditSettings::default() }),
         );
+        found
     }
 }
 

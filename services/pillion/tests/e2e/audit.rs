@@ -17,7 +17,9 @@ use pillion_control::LeaderContext;
 use pillion_control::Lookups;
 use pillion_control::Publisher;
 use pillion_control::Release;
-use pillion_control::audit::{self, AuditChannels, AuditMetrics, AuditSettings, Audited, Cause, Finding, Reads, State};
+use pillion_control::audit::{
+    self, AuditChannels, AuditMetrics, AuditQuestion, AuditSettings, Audited, Cause, Finding, Reads, State,
+};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_control::revisions;
 use pillion_engine::snapshot::Snapshot;
@@ -28,7 +30,7 @@ use pillion_testkit::{
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
@@ -50,6 +52,7 @@ spec:
 /// Runs the audit like the leader. Also publishes the revisions with which the audit compares the pods.
 pub(crate) struct Audit {
     pub(crate) audited: watch::Receiver<Audited>,
+    pub(crate) questions: mpsc::Sender<AuditQuestion>,
     registry: Registry,
     stop: CancellationToken,
 }
@@ -68,6 +71,7 @@ impl Audit {
         let (publisher, status) = Publisher::new(Arc::clone(&served));
         let mut registry = Registry::default();
         let (sender, audited) = watch::channel(Audited::default());
+        let (questions, asked) = mpsc::channel(1);
         let lookups = Some(Lookups::new(
             client.clone(),
             pillion_control::informer::lookups::Metrics::register(&mut Registry::default()),
@@ -78,13 +82,13 @@ impl Audit {
             reads: Reads { lookups, cluster: None },
             metrics: AuditMetrics::register(&mut registry, 10, 10),
             audited: sender,
-            questions: tokio::sync::mpsc::channel(1).1,
+            questions: asked,
         };
         let leading = LeaderContext { client, release, stop: stop.clone() };
         let publishing = revisions::Settings::default();
         tokio::spawn(revisions::run(leading.clone(), publishing, revisions::Metrics::default(), publisher));
         tokio::spawn(audit::run(leading, parts, AuditSettings::default()));
-        Ok(Self { audited, registry, stop })
+        Ok(Self { audited, questions, registry, stop })
     }
 
     /// Waits until a complete report contains exactly these findings. Each consists of a pod, a profile, a state and a

@@ -39,9 +39,11 @@ mod lookups;
 mod managed;
 mod manifests;
 mod mtls;
+mod open_reports;
 mod opt_in;
 mod overlay;
 mod profiles;
+mod profiles_export;
 #[path = "../support/prometheus.rs"]
 mod prometheus;
 mod rbac;
