@@ -8,7 +8,7 @@ mod report;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use axum::http::{Method, Request};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -20,7 +20,7 @@ use pillion_testkit::{ControlPlane, Isolation, Replica, eventually, register_web
 use serde_json::Value as Json;
 
 use self::objects::{Cell, LABEL, Side};
-use self::report::{Memory, Processors, Refusal, Report, Sample};
+use self::report::{Memory, Processors, Report, Sample};
 use crate::direct::{memory, metric, processor_time};
 use crate::load::{count_from, print_figures};
 use crate::rig::Rig;
@@ -39,6 +39,8 @@ const LATENCY_PODS: usize = 300;
 const ROUND: Duration = Duration::from_secs(5);
 /// If one creation takes longer than this, the cell has only one writer, which creates few pods.
 const SLOW: Duration = Duration::from_secs(1);
+/// With more policies than this, the API server may be unable to create a pod.
+const MANY: usize = 100;
 /// How long profiles and policies may take to become active.
 const ACTIVE_WITHIN: Duration = Duration::from_mins(3);
 const LIMIT: Duration = Duration::from_mins(50);
@@ -92,6 +94,11 @@ impl Comparison {
             self.send(Method::POST, path, text).await.with_context(|| object["metadata"]["name"].to_string())
         };
         stream::iter(cell.objects()).map(create).buffer_unordered(16).try_for_each(|_| async { Ok(()) }).await?;
+        // The API server compiles new policies in the background.
+        self.settle().await?;
+        if cell.side == Side::Policies && cell.applying > MANY {
+            self.probe(cell).await?;
+        }
         let pod = eventually(ACTIVE_WITHIN, &format!("{cell:?} is active"), async || {
             let served = if cell.side == Side::Pillion { cell.applying + cell.idle } else { 0 };
             self.expect_served(served).await?;
@@ -103,6 +110,15 @@ impl Comparison {
         .await?;
         self.settle().await?;
         Ok(pod)
+    }
+
+    /// Creates one pod, without retries. Fails if the API server does not create it, for instance because it takes longer
+    /// than the API server's time limit of a request.
+    async fn probe(&self, cell: Cell) -> Result<()> {
+        let created = self.one_writer.create(Batch { pods: 1, ..batch(cell, false)? }).await?;
+        let error = created.failed.into_keys().next();
+        ensure!(error.is_none(), "after {:.0?}: {}", created.lasted, error.unwrap_or_default());
+        Ok(())
     }
 
     /// Deletes the objects of a cell, and waits until they are no longer active.
@@ -151,7 +167,7 @@ impl Comparison {
     /// Waits until the API server and the replicas are idle, because changes of policies cause work.
     async fn settle(&mut self) -> Result<()> {
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(30) {
+        while begun.elapsed() < Duration::from_mins(1) {
             let before = self.processors()?;
             tokio::time::sleep(Duration::from_millis(500)).await;
             if self.processors()?.since(before).sum() < Duration::from_millis(40) {
@@ -163,15 +179,7 @@ impl Comparison {
 
     /// Creates pods with one writer or several, and measures them.
     async fn sample(&mut self, cell: Cell, is_stored: bool, has_one: bool, pods: usize) -> Result<Sample> {
-        let batch = Batch {
-            pod: cell.pod()?,
-            namespaces: vec![cell.side.namespace().to_owned()],
-            is_stored,
-            pods,
-            limit: ROUND,
-            rate: None,
-            injected: cell.injected(),
-        };
+        let batch = Batch { pods, ..batch(cell, is_stored)? };
         let writers = if has_one { &self.one_writer } else { &self.writers };
         // Opens the connections, and fills caches.
         let warm_up = Batch { pods: pods / 10 + 1, is_stored: false, ..batch.clone() };
@@ -203,6 +211,18 @@ impl Comparison {
             }
         }
         Ok(())
+    }
+
+    /// Sets up a cell, compares its pod with `written`, and measures it.
+    async fn round(&mut self, cell: Cell, written: &mut Json, report: &mut Report) -> Result<()> {
+        let pod = comparable(self.set_up(cell).await?)?;
+        // The first cell of each group has the pod that its author has written.
+        if cell.side == Side::Author {
+            *written = pod;
+        } else if cell.idle == 0 {
+            ensure!(*written == pod, "the pods differ\n{written:#}\n{pod:#}");
+        }
+        self.measure(cell, &mut report.samples).await
     }
 
     /// Measures the memory of a cell with new processes, because processes keep memory that they used for other cells.
@@ -239,6 +259,19 @@ impl Comparison {
     }
 }
 
+/// Returns a batch of as many pods as are possible in a round.
+fn batch(cell: Cell, is_stored: bool) -> Result<Batch> {
+    Ok(Batch {
+        pod: cell.pod()?,
+        namespaces: vec![cell.side.namespace().to_owned()],
+        is_stored,
+        pods: usize::MAX,
+        limit: ROUND,
+        rate: None,
+        injected: cell.injected(),
+    })
+}
+
 /// Returns the number of containers that were added to the pod.
 fn sidecars(pod: &Json) -> usize {
     crate::rig::names(pod).iter().filter(|name| name.starts_with("sidecar-")).count()
@@ -266,46 +299,33 @@ fn compares_webhook_with_native_policies() {
         let rounds = count_from("PILLION_ROUNDS", 3, 1..=20)?;
         let mut comparison = Comparison::start().await?;
         let version = comparison.client.apiserver_version().await?.git_version;
-        let (mut samples, mut refusals) = (Vec::new(), Vec::<Refusal>::new());
+        let mut report = Report::new(version, rounds);
         for round in 1..=rounds {
-            let mut written = None;
+            let mut written = Json::Null;
             for cell in Cell::all() {
-                if refusals.iter().any(|refusal| refusal.cell == cell) {
+                if report.has_refused(cell) {
                     continue;
                 }
                 let begun = Instant::now();
-                let outcome = match comparison.set_up(cell).await {
-                    Ok(pod) => {
-                        // The first side of each group is the pod that its author has written.
-                        if cell.side == Side::Author {
-                            written = Some(comparable(pod)?);
-                        } else if cell.idle == 0 {
-                            let written = written.as_ref().context("a pod")?;
-                            let pod = comparable(pod)?;
-                            ensure!(*written == pod, "{cell:?}: the pods differ\n{written:#}\n{pod:#}");
-                        }
-                        comparison.measure(cell, &mut samples).await
-                    }
-                    Err(error) => Err(error),
-                };
-                if let Err(error) = outcome {
-                    if cell.side != Side::Policies {
-                        bail!("{cell:?}: {error:#}");
-                    }
-                    print_figures(&format!("{cell:?} is refused: {error:#}"));
-                    refusals.push(Refusal { cell, error: format!("{error:#}") });
+                let measured = comparison.round(cell, &mut written, &mut report).await;
+                if let Err(error) = measured {
+                    report.refuse(cell, &error);
+                    // The API server still works on requests whose time limit has passed.
+                    comparison.rig.control_plane.restart_api_server().await?;
                 }
                 comparison.tear_down(cell).await?;
                 print_figures(&format!("round {round}: {cell:?} took {:.0?}", begun.elapsed()));
             }
         }
-        let mut memories = Vec::new();
-        for cell in Cell::all().into_iter().filter(|cell| cell.side != Side::Author || cell.applying == 0) {
-            if refusals.iter().all(|refusal| refusal.cell != cell) {
-                memories.push(comparison.memory(cell).await?);
+        let has_memory = |cell: &Cell| match cell.side {
+            Side::Author => cell.applying == 0,
+            _ => cell.applying == 0 || cell.applying >= 100 || cell.idle > 0,
+        };
+        for cell in Cell::all().into_iter().filter(has_memory) {
+            if !report.has_refused(cell) {
+                report.memories.push(comparison.memory(cell).await?);
             }
         }
-        let report = Report { version, rounds, samples, refusals, memories };
         report.print()?;
         report.check()
     });

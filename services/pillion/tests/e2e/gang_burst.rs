@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use axum::http::Request;
 use pillion_testkit::{ControlPlane, Isolation, Replica};
 use serde_json::{Value as Json, json};
 
@@ -85,26 +86,35 @@ impl Durations {
     }
 }
 
-/// Assigns the processes to cores. `None`: the machine has only one.
+/// Returns the cores that this process may use.
+fn cores() -> Result<Vec<u32>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).context("the cores")?;
+    let mut cores = Vec::new();
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        cores.extend(first.parse::<u32>()?..=last.parse()?);
+    }
+    Ok(cores)
+}
+
+/// Assigns the replicas to one core, and all other processes to the other cores. Returns a description, or `None` if
+/// there is only one core.
 fn pin(rig: &mut Rig) -> Result<Option<String>> {
-    let all = std::fs::read_to_string("/proc/self/status")?;
-    let cores = all.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).context("the cores")?.trim();
-    // This covers lists such as `0-1` and `0,2-7`: the first core is for the replicas, and the others for the rest.
-    let first: String = cores.chars().take_while(char::is_ascii_digit).collect();
-    let others = match cores[first.len()..].split_at_checked(1) {
-        Some((",", rest)) => rest.to_owned(),
-        Some(("-", rest)) => format!("{}-{rest}", first.parse::<u32>()? + 1),
-        _ => return Ok(None),
+    let cores = cores()?;
+    let Some((replicas, others)) = cores.split_first().filter(|(_, others)| !others.is_empty()) else {
+        return Ok(None);
     };
+    let others = others.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let api_server = rig.control_plane.api_server().context("the API server")?.pid();
     let etcd = rig.control_plane.etcd().context("etcd")?.pid();
     for pid in [std::process::id(), api_server, etcd] {
         taskset(&others, pid)?;
     }
     for replica in &mut rig.replicas {
-        taskset(&first, replica.process().pid())?;
+        taskset(&replicas.to_string(), replica.process().pid())?;
     }
-    Ok(Some(format!("replicas on core {first}, all other processes on core {others}")))
+    Ok(Some("replicas on a core of their own".to_owned()))
 }
 
 fn taskset(cores: &str, pid: u32) -> Result<()> {
@@ -150,7 +160,7 @@ async fn burst(rig: &Rig, what: &str, cores: &str, pods: usize, rate: Option<u32
     ));
     for mode in FailureMode::ALL {
         let path = format!("/api/v1/namespaces/{}/pods", mode.name());
-        rig.control_plane.client().request_text(axum::http::Request::delete(path).body(Vec::new())?).await?;
+        rig.control_plane.client().request_text(Request::delete(path).body(Vec::new())?).await?;
     }
     Ok(json!({
         "burst": what, "cores": cores, "pods": created.took.len(), "failed": created.failures(),
@@ -190,6 +200,8 @@ fn gang_burst_loses_no_pod() {
             rig.wait_until_called(mode.name()).await?;
         }
         rig.wait_until_served(1).await?;
+        // Pinning reduces the number of processors that this process sees.
+        let machine = crate::compare::machine();
         let mut bursts = Vec::new();
         for round in 1..=3 {
             bursts.push(burst(&rig, &format!("gang {round}"), "shared cores", GANG, None).await?);
@@ -200,14 +212,13 @@ fn gang_burst_loses_no_pod() {
                 bursts.push(burst(&rig, &format!("gang {round}"), &cores, GANG, None).await?);
             }
         }
-        let total = |key: &str| bursts.iter().filter_map(|burst| burst[key].as_f64()).sum::<f64>();
+        let total = |key: &str| bursts.iter().filter_map(|burst| burst[key].as_u64()).sum::<u64>();
         let (failed, not_injected) = (total("failed"), total("not_injected"));
-        let machine = crate::compare::machine();
         pillion_testkit::write_result(&json!({
             "machine": machine, "program": crate::compare::program(), "failed": failed, "not_injected": not_injected,
             "bursts": bursts,
         }))?;
-        ensure!(failed < 0.5 && not_injected < 0.5, "{failed} failed, {not_injected} not injected");
+        ensure!(failed == 0 && not_injected == 0, "{failed} failed, {not_injected} not injected");
         Ok(())
     });
 }
