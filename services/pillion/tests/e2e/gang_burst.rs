@@ -92,8 +92,8 @@ fn cores() -> Result<Vec<u32>> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).context("the cores")?;
     let mut cores = Vec::new();
     for range in list.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        cores.extend(first.parse::<u32>()?..=last.parse()?);
+        let (begin, end) = range.split_once('-').unwrap_or((range, range));
+        cores.extend(begin.parse::<u32>()?..=end.parse()?);
     }
     Ok(cores)
 }
@@ -156,7 +156,7 @@ async fn burst(rig: &Rig, what: &str, cores: &str, pods: usize, rate: Option<u32
         quantile * 1e3,
         durations.within("0.001"),
         durations.within("0.0025"),
-        failed.iter().map(|(error, times)| format!("\n  {times} x {error}")).collect::<String>(),
+        failed.iter().fold(String::new(), |text, (error, times)| format!("{text}\n  {times} x {error}")),
     ));
     for mode in FailureMode::ALL {
         let path = format!("/api/v1/namespaces/{}/pods", mode.name());

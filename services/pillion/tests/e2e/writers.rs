@@ -110,11 +110,18 @@ impl Shared {
             let response = client.request_text(request).await;
             created.took.push(sent.elapsed());
             match (response, &self.batch.injected) {
-                (Err(error), _) => *created.failed.entry(error.to_string()).or_default() += 1,
+                (Err(error), _) => *created.failed.entry(describe(error)).or_default() += 1,
                 (Ok(pod), Some(text)) if !pod.contains(text) => created.not_injected += 1,
                 _ => {}
             }
         }
+    }
+}
+
+fn describe(error: kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{}: {}", status.code, status.message),
+        error => error.to_string(),
     }
 }
 

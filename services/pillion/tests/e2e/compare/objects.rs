@@ -31,6 +31,8 @@ pub(super) struct Cell {
 
 /// The number of idle profiles or policies.
 const IDLE: usize = 1_000;
+/// A number of profiles or policies that apply, with which only one pod is created.
+const BEYOND_LIMITS: usize = 1_000;
 
 impl Side {
     pub(super) const fn name(self) -> &'static str {
@@ -55,7 +57,7 @@ impl Cell {
     /// Returns all cells. Neighbours differ in their sides, so that a change of the machine's speed affects all sides.
     pub(super) fn all() -> Vec<Self> {
         let mut cells = Vec::new();
-        for (applying, idle) in [(0, 0), (1, 0), (10, 0), (100, 0), (1, IDLE), (IDLE, 0)] {
+        for (applying, idle) in [(0, 0), (1, 0), (10, 0), (100, 0), (1, IDLE)] {
             for side in [Side::Author, Side::Policies, Side::Pillion] {
                 // These would be the same as other cells.
                 let is_same = match side {
@@ -69,6 +71,12 @@ impl Cell {
             }
         }
         cells
+    }
+
+    /// Returns cells with more profiles or policies than the sides support. The API server limits the time of a request,
+    /// and Pillion limits the size of its injection record.
+    pub(super) fn beyond_limits() -> [Self; 2] {
+        [Side::Policies, Side::Pillion].map(|side| Self { side, applying: BEYOND_LIMITS, idle: 0 })
     }
 
     /// Returns the cell with the same final pod, but without admission.
