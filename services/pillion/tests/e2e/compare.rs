@@ -37,10 +37,11 @@ const PODS: usize = 1_000;
 const LATENCY_PODS: usize = 300;
 /// After this time, a round creates no further pods.
 const ROUND: Duration = Duration::from_secs(5);
-/// If one creation takes longer than this, the cell has only one writer, which creates few pods.
-const SLOW: Duration = Duration::from_secs(1);
 /// How long profiles and policies may take to become active.
 const ACTIVE_WITHIN: Duration = Duration::from_mins(3);
+/// How long the API server may take until it is idle, and the processor time that idle processes use in half a second.
+const SETTLES_WITHIN: Duration = Duration::from_mins(2);
+const IDLE_TIME: Duration = Duration::from_millis(60);
 const LIMIT: Duration = Duration::from_mins(50);
 
 /// The cluster of the comparison.
@@ -114,12 +115,11 @@ impl Comparison {
     async fn probe(&mut self, cell: Cell) -> Result<String> {
         self.create_objects(cell).await?;
         let created = self.one_writer.create(Batch { pods: 1, injected: None, ..batch(cell, false)? }).await?;
-        let result = match created.failed.keys().next() {
-            Some(error) => format!("rejected after {:.0?}: {error}", created.lasted),
-            None => {
-                let pod = self.rig.dry_run(cell.side.namespace(), &cell.pod()?).await?;
-                format!("{} containers were added in {:.0?}", sidecars(&pod), created.lasted)
-            }
+        let result = if let Some(error) = created.failed.keys().next() {
+            format!("rejected after {:.0?}: {error}", created.lasted)
+        } else {
+            let pod = self.rig.dry_run(cell.side.namespace(), &cell.pod()?).await?;
+            format!("{} containers were added in {:.0?}", sidecars(&pod), created.lasted)
         };
         // The API server still works on requests whose time limit has passed.
         self.rig.control_plane.restart_api_server().await?;
@@ -173,13 +173,14 @@ impl Comparison {
     /// Waits until the API server and the replicas are idle, because changes of policies cause work.
     async fn settle(&mut self) -> Result<()> {
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_mins(1) {
+        while begun.elapsed() < SETTLES_WITHIN {
             let before = self.processors()?;
             tokio::time::sleep(Duration::from_millis(500)).await;
-            if self.processors()?.since(before).sum() < Duration::from_millis(40) {
-                break;
+            if self.processors()?.since(before).sum() < IDLE_TIME {
+                return Ok(());
             }
         }
+        print_figures(&format!("the API server is not idle after {SETTLES_WITHIN:?}"));
         Ok(())
     }
 
@@ -205,16 +206,9 @@ impl Comparison {
 
     /// Measures a cell, once for each way to create pods.
     async fn measure(&mut self, cell: Cell, samples: &mut Vec<Sample>) -> Result<()> {
-        let begun = Instant::now();
-        self.rig.dry_run(cell.side.namespace(), &cell.pod()?).await?;
-        let is_slow = begun.elapsed() > SLOW;
         for is_stored in [false, true] {
-            if is_slow {
-                samples.push(self.sample(cell, is_stored, true, 2).await?);
-            } else {
-                samples.push(self.sample(cell, is_stored, false, PODS).await?);
-                samples.push(self.sample(cell, is_stored, true, LATENCY_PODS).await?);
-            }
+            samples.push(self.sample(cell, is_stored, false, PODS).await?);
+            samples.push(self.sample(cell, is_stored, true, LATENCY_PODS).await?);
         }
         Ok(())
     }

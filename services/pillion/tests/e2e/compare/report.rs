@@ -112,9 +112,7 @@ impl Report {
     fn figures(&self, cell: Cell, is_stored: bool) -> Option<Figures> {
         let all: Vec<_> =
             self.samples.iter().filter(|sample| sample.cell == cell && sample.is_stored == is_stored).collect();
-        // Slow cells have only one writer.
-        let has_one_writer = all.iter().all(|sample| sample.has_one_writer);
-        let busy: Vec<_> = all.iter().filter(|sample| sample.has_one_writer == has_one_writer).collect();
+        let busy: Vec<_> = all.iter().filter(|sample| !sample.has_one_writer).collect();
         let per_pod = |used: fn(&Processors) -> Duration| {
             let values = busy.iter().map(|sample| {
                 let pods = u32::try_from(sample.created.took.len()).unwrap_or(u32::MAX);
