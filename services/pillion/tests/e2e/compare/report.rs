@@ -142,6 +142,13 @@ impl Report {
         Some(self.figures(cell, is_stored)?.cost() - without.cost())
     }
 
+    /// Returns the processor time of the API server and of the replicas beyond that for the bare pod without admission.
+    /// It includes the time that the API server needs for a larger pod.
+    fn growth(&self, cell: Cell, is_stored: bool) -> Option<f64> {
+        let bare = self.figures(Cell { side: Side::Author, applying: 0, idle: 0 }, is_stored)?;
+        Some(self.figures(cell, is_stored)?.cost() - bare.cost())
+    }
+
     /// Prints the tables, and writes the JSON object to the file that `PILLION_RESULT` names.
     pub(super) fn print(&self) -> Result<()> {
         print_figures(&format!("\n{}", self.tables()?));
@@ -167,9 +174,8 @@ impl Report {
         for is_stored in [true, false] {
             let kind = if is_stored { "real creation" } else { "server-side dry run" };
             writeln!(text, "\n{kind}:\n")?;
-            text +=
-                "| profiles or policies | admission | API server | replicas | etcd | cost of admission | p50 | p99 |\n";
-            text += "|---|---|---|---|---|---|---|---|\n";
+            text += "| profiles or policies | admission | API server | replicas | etcd | above the bare pod | cost of admission | p50 | p99 |\n";
+            text += "|---|---|---|---|---|---|---|---|---|\n";
             for cell in Cell::all() {
                 let (name, side) = (cell.describe(), cell.side.name());
                 let Some(figures) = self.figures(cell, is_stored) else {
@@ -181,8 +187,12 @@ impl Report {
                     _ => self.cost(cell, is_stored).map(milliseconds).unwrap_or_default(),
                 };
                 let replicas = if cell.side == Side::Pillion { milliseconds(replicas) } else { String::new() };
+                let growth = self.growth(cell, is_stored).map(milliseconds).unwrap_or_default();
                 let [api_server, etcd, p50, p99] = [api_server, etcd, p50, p99].map(milliseconds);
-                writeln!(text, "| {name} | {side} | {api_server} | {replicas} | {etcd} | {cost} | {p50} | {p99} |")?;
+                writeln!(
+                    text,
+                    "| {name} | {side} | {api_server} | {replicas} | {etcd} | {growth} | {cost} | {p50} | {p99} |"
+                )?;
             }
         }
         text += "\n| profiles or policies | admission | API server, resident | API server, live heap | a replica, resident |\n";
@@ -212,6 +222,7 @@ impl Report {
             entry["p50_ms"] = rounded(figures.p50);
             entry["p99_ms"] = rounded(figures.p99);
             entry["latencies"] = figures.latencies.into();
+            entry["above_bare_ms"] = self.growth(cell, is_stored).map_or(Json::Null, rounded);
             if cell.side != Side::Author {
                 entry["cost_ms"] = self.cost(cell, is_stored).map_or(Json::Null, rounded);
             }
