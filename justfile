@@ -115,6 +115,18 @@ bench *arguments:
     cargo build {{ release }} -p pillion-engine --example instructions
     target/release/bench {{ arguments }}
 
+# Compares the webhook with MutatingAdmissionPolicy on a real API server, with an optimized build; the last line is one JSON object
+compare rounds="3":
+    cargo build {{ release }} -p pillion
+    PILLION_PROGRAM=$PWD/target/release/pillion PILLION_ROUNDS={{ rounds }} services/testkit/tools/result.sh \
+        --workspace --test e2e --run-ignored only --no-capture compare::
+
+# Draws the result of `just compare`, the JSON object in FILE, to docs/images/compare.svg
+compare-picture file:
+    python3 -m venv {{ pictures }}
+    {{ pictures }}/bin/pip install --quiet --disable-pip-version-check matplotlib==3.11.2
+    {{ pictures }}/bin/python services/testkit/tools/compare.py '{{ file }}' docs/images/compare.svg
+
 # Runs a script of load-tests/ against a running webhook (PILLION_URL, SSL_CERT_FILE, ...: see its README); builds k6 once
 load script="smoke":
     PATH="$(services/testkit/tools/build.sh k6):$PATH" GODEBUG=http2client=0 K6_AUTO_EXTENSION_RESOLUTION=false \

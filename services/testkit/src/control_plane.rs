@@ -46,6 +46,16 @@ pub struct Builder {
     ports: Ports,
     directory: Option<PathBuf>,
     api_server_args: Vec<String>,
+    garbage_collection: GarbageCollection,
+}
+
+/// When etcd and the API server collect garbage.
+#[derive(Debug, Clone, Copy)]
+enum GarbageCollection {
+    /// Only near a memory limit.
+    Late,
+    /// As Go programs do by default, and thus in production.
+    Default,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +84,7 @@ struct Settings {
     directory: PathBuf,
     tools: PathBuf,
     api_server_args: Vec<String>,
+    garbage_collection: GarbageCollection,
 }
 
 /// A control plane that keeps running after this process ends.
@@ -127,6 +138,13 @@ impl Builder {
         self
     }
 
+    /// Lets etcd and the API server collect garbage as in production, for tests that measure their processor time or
+    /// memory. By default they collect it only near a memory limit, which takes less processor time.
+    pub fn default_garbage_collection(mut self) -> Self {
+        self.garbage_collection = GarbageCollection::Default;
+        self
+    }
+
     /// Starts etcd and the API server. Waits until the API server is ready and has created the namespace `default`. If
     /// the test has leased a control plane, attaches to the leased one instead.
     ///
@@ -150,6 +168,7 @@ impl Builder {
             directory,
             tools: tools::dir()?,
             api_server_args: self.api_server_args,
+            garbage_collection: self.garbage_collection,
         };
         let ca_pem = settings.write_credentials()?;
         // Both programs start concurrently, because the API server waits until etcd is ready.
@@ -181,6 +200,7 @@ impl Builder {
             directory,
             tools: tools::dir()?,
             api_server_args: Vec::new(),
+            garbage_collection: self.garbage_collection,
         };
         let control_plane = ControlPlane { etcd: None, api_server: None, ca_pem, settings };
         control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
@@ -229,7 +249,7 @@ impl Settings {
             .arg(format!("--listen-peer-urls={peers}"))
             .arg(format!("--initial-advertise-peer-urls={peers}"))
             .arg(format!("--initial-cluster=default={peers}"));
-        Daemon::spawn("etcd", isolate_go_process(&mut command), &self.path("etcd.log"))
+        Daemon::spawn("etcd", isolate_go_process(&mut command, self.garbage_collection), &self.path("etcd.log"))
     }
 
     fn spawn_api_server(&self) -> anyhow::Result<Daemon> {
@@ -265,16 +285,23 @@ impl Settings {
             command.arg("--endpoint-reconciler-type=none");
         }
         command.args(&self.api_server_args);
-        Daemon::spawn(name, isolate_go_process(&mut command), &self.path(&format!("{name}.log")))
+        Daemon::spawn(
+            name,
+            isolate_go_process(&mut command, self.garbage_collection),
+            &self.path(&format!("{name}.log")),
+        )
     }
 }
 
-/// Makes a Go program ignore proxies and the terminal's signals, and collect garbage only near a memory limit. Returns
-/// the command.
-fn isolate_go_process(command: &mut Command) -> &mut Command {
+/// Makes a Go program ignore proxies and the terminal's signals, and sets when it collects garbage. Returns the command.
+fn isolate_go_process(command: &mut Command, garbage_collection: GarbageCollection) -> &mut Command {
     use std::os::unix::process::CommandExt;
-    // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
-    command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB");
+    match garbage_collection {
+        // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
+        GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB"),
+        // `just` sets GOGC for other Go programs.
+        GarbageCollection::Default => command.env_remove("GOGC").env_remove("GOMEMLIMIT"),
+    };
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env_remove(variable);
     }
@@ -297,6 +324,7 @@ impl ControlPlane {
             ports: Ports { api_server: 6443, etcd_clients: 2379, etcd_peers: 2380 },
             directory: None,
             api_server_args: Vec::new(),
+            garbage_collection: GarbageCollection::Late,
         }
     }
 
@@ -417,6 +445,11 @@ impl ControlPlane {
     /// Returns the API server's process, for instance to pause it. `None`: the API server is stopped or leased.
     pub fn api_server(&mut self) -> Option<&mut Daemon> {
         self.api_server.as_mut()
+    }
+
+    /// Returns etcd's process. `None`: the control plane is leased.
+    pub fn etcd(&mut self) -> Option<&mut Daemon> {
+        self.etcd.as_mut()
     }
 
     /// Keeps etcd and the API server running after this process ends, and keeps their files.

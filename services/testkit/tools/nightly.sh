@@ -25,6 +25,12 @@ part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e cloc
 part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
 part rollout "$here/result.sh" --workspace --test e2e --run-ignored only in_place_at_scale::
+burst() {
+  cargo build --release --locked -p pillion >&2 &&
+    PILLION_PROGRAM=$here/../../../target/release/pillion \
+      "$here/result.sh" --workspace --test e2e --run-ignored only --no-capture gang_burst::
+}
+part burst burst
 part oracle env PILLION_ORACLE_CASES=10000 "$here/result.sh" --workspace --test integration oracle::
 part bombs env PILLION_BOMBS=10000000 "$here/result.sh" --release --workspace --test integration bombs::
 part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 PILLION_INTERFERENCE_CASES=200000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched:: interference::

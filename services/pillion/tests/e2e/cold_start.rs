@@ -15,7 +15,7 @@ use pillion_testkit::registration::SERVER_NAME;
 use pillion_testkit::{ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually};
 use serde_json::{Value as Json, json};
 
-use crate::direct::{memory, metric};
+use crate::direct::{memory, metric, processor_time};
 use crate::rig::{TRIES, quickest};
 
 /// Number of namespaces. `PILLION_TEST_NAMESPACES` overrides it. `just nightly` uses 10,000, the number for which the
@@ -120,14 +120,6 @@ async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32)
         Ok(began.elapsed())
     })
     .await
-}
-
-/// Returns the processor time that a process has used. The kernel reports it in units of 10 ms.
-fn processor_time(pid: u32) -> Result<Duration> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |field: usize| fields.get(field).and_then(|text| text.parse::<u64>().ok()).context("a field of stat");
-    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
 /// Starts a replica. Returns the replica, and how long it took to become ready.

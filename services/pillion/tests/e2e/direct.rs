@@ -1,5 +1,7 @@
-//! Sends reviews from a test directly to a replica, without an API server. Also reads the replica's metrics and memory
-//! use.
+//! Sends reviews from a test directly to a replica, without an API server. Also reads the replica's metrics, and the
+//! memory and processor time of a process.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::http::Request;
@@ -54,4 +56,12 @@ pub(crate) fn memory(pid: u32, line: &str) -> Result<u64> {
     let value =
         text.lines().find_map(|text| text.strip_prefix(line)?.trim_start_matches(':').split_whitespace().next());
     value.and_then(|value| value.parse().ok()).with_context(|| format!("no {line} of process {pid}"))
+}
+
+/// Returns the processor time that a process has used. The kernel reports it in units of 10 ms.
+pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<_> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field).and_then(|text| text.parse::<u64>().ok()).context("a field of stat");
+    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }

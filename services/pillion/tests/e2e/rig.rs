@@ -1,5 +1,6 @@
 //! A cluster with Pillion, and the objects that tests create there.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -45,6 +46,12 @@ spec:
 /// The shipped profile.
 pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 
+/// Returns the program that replicas run. `PILLION_PROGRAM` names another build than that of the tests, for
+/// measurements.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("PILLION_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_pillion").into(), PathBuf::from)
+}
+
 /// A control plane with replicas that serve the shipped profile.
 pub(crate) struct Rig {
     pub(crate) control_plane: ControlPlane,
@@ -66,7 +73,12 @@ impl Rig {
 
     /// Like [`Rig::start`], but with the log level and the shutdown delay of production.
     pub(crate) async fn start_as_in_production(replicas: u8) -> Result<Self> {
-        Self::run(ControlPlane::builder(), &[], replicas, "info").await?.called().await
+        Self::start_as_in_production_with(ControlPlane::builder(), replicas).await
+    }
+
+    /// Like [`Rig::start_as_in_production`], with this control plane.
+    pub(crate) async fn start_as_in_production_with(control_plane: Builder, replicas: u8) -> Result<Self> {
+        Self::run(control_plane, &[], replicas, "info").await?.called().await
     }
 
     /// Like [`Rig::start`], but with this control plane and these arguments. It creates no namespace, and does not wait
@@ -90,7 +102,7 @@ impl Rig {
 
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
-        let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);
+        let mut spec = ReplicaSpec::new(program(), control_plane.kubeconfig(), tls);
         spec.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         spec.env.push(("PILLION_LOG_LEVEL".to_owned(), log_level.to_owned()));
         let replicas = Replica::start_many(&spec, replicas).await?;
