@@ -440,6 +440,11 @@ fn in_place_permissions_follow_value() {
     let after = rules(rendered(&json!({"rollout": {"inPlace": true}})));
     assert!(before.iter().all(|(name, object)| after[name] == *object));
     let added: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
+    let (accounts, added): (Vec<_>, Vec<_>) = added.into_iter().partition(|((kind, ..), _)| kind == "ServiceAccount");
+    let [(_, account)] = accounts.as_slice() else { panic!("{accounts:?}") };
+    // The pods that pull images have neither a token nor Secrets.
+    assert_eq!(account["metadata"]["name"], "pillion-image-pull");
+    assert!(account["automountServiceAccountToken"] == false && account.get("imagePullSecrets").is_none());
     assert!(added.iter().all(|((_, _, name), _)| name == "pillion-controller-in-place"), "{added:?}");
     let kinds: Vec<_> = added.iter().map(|((kind, namespace, _), _)| (&**kind, &**namespace)).collect();
     let home = "pillion-system";
