@@ -10,6 +10,7 @@ use std::time::Duration;
 use pillion_api::held;
 use pillion_api::names::{FailureMode, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
+use pillion_api::safety_net;
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::Release;
 use pillion_control::certificates::ca::Lifetimes;
@@ -20,6 +21,7 @@ use pillion_control::lease;
 use pillion_control::probe;
 use pillion_control::rollout::RolloutSettings;
 use pillion_control::rotator;
+use pillion_control::safety_net::NetSettings;
 use pillion_control::trust_probe;
 use pillion_control::webhook_config;
 use pillion_engine::limits::Guardrails;
@@ -52,6 +54,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) webhooks: Webhooks,
     pub(crate) profiles: Profiles,
     pub(crate) rollouts: Rollouts,
+    pub(crate) safety_net: SafetyNet,
     pub(crate) guardrails: Guardrails,
     /// The value of `cluster` in expressions. Must equal that of the replicas.
     #[schemars(extend("expected" = "a map"))]
@@ -168,6 +171,15 @@ pub(crate) struct Rollouts {
     /// The maximum number of requests per second to the API server.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) requests_per_second: u32,
+}
+
+/// The settings of the safety net.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct SafetyNet {
+    /// Whether the controller keeps the admission policy of the safety net, for profiles with `safetyNet: true`. The
+    /// service account needs a further permission.
+    pub(crate) enabled: bool,
 }
 
 impl Default for Rollouts {
@@ -314,6 +326,21 @@ impl ControllerPolicy {
         let mut settings = held::Settings::new(release.name(), release.namespace());
         settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
         PolicySettings::new(settings)
+    }
+
+    /// Returns the settings of the safety net. `Err` with the reason if there is none.
+    pub(crate) fn safety_net(&self, release: &Release) -> Result<NetSettings, &'static str> {
+        if !self.safety_net.enabled {
+            return Err("the chart's value safetyNet.enabled is false");
+        }
+        if !self.certificates.managed {
+            return Err("certificates.managed is false in the controller's policy");
+        }
+        let mut settings = safety_net::Settings::new(release.name(), release.namespace());
+        settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
+        // The labels were validated when the file was read.
+        settings.opt_in = self.webhooks.labels().unwrap_or_default();
+        Ok(NetSettings::new(settings))
     }
 
     /// Returns the settings for releasing held pods.

@@ -1,20 +1,18 @@
 //! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
 //! reports the parts of profiles that these policies cannot express.
 //!
-//! * [`conditions`]: converts the selection of a profile to match conditions, and checks which expressions the API
-//!   server can evaluate.
-//! * [`policy`]: converts a profile to `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+//! [`policy`] converts a profile to `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+//! [`pillion_engine::native`] converts the selection of the profile, and checks which expressions the API server can
+//! evaluate.
 
-mod conditions;
 mod policy;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use pillion_api::ProfileSpec;
 use pillion_api::opt_in::OptIn;
-use pillion_engine::profile::CompiledProfile;
+use pillion_engine::native::{NotExported, PolicyScope, Profile};
 use serde_json::Value;
 
 use crate::exit::Exit;
@@ -41,48 +39,11 @@ pub(crate) struct ExportArgs {
     opt_in: Vec<String>,
 }
 
-/// The objects that a policy covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PolicyScope {
-    /// Objects to which the profile applies.
-    Profile,
-    /// Objects of every kind, in all namespaces that the profile's selector matches. This is possible because the API
-    /// server evaluates the policy itself; it never calls the webhook for every kind.
-    Everywhere,
-}
-
-/// A part of a profile that Kubernetes' own policies cannot express.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct NotExported {
-    /// The field: `spec.validations[0]`.
-    path: String,
-    /// The reason, without a full stop.
-    why: String,
-}
-
-impl NotExported {
-    fn new(path: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { path: path.into(), why: why.into() }
-    }
-}
-
 /// The policies of a profile with their bindings, and the parts that were omitted.
 #[derive(Debug, Default)]
 struct Exported {
     objects: Vec<Value>,
     left_out: Vec<NotExported>,
-}
-
-/// A profile, both compiled and as a spec, with the settings of the export.
-#[derive(Clone, Copy)]
-struct Profile<'p> {
-    compiled: &'p CompiledProfile,
-    spec: &'p ProfileSpec,
-    /// The name of another profile that is requested with the same key.
-    rival: Option<&'p str>,
-    scope: PolicyScope,
-    /// The labels with which namespaces opt in.
-    opt_in: &'p OptIn,
 }
 
 /// Prints the policies. Succeeds if nothing was omitted.

@@ -1,0 +1,149 @@
+//! The content of the policy: reads the published revisions of the profiles that opt in, and converts them. Collects
+//! the profiles that the policy does not cover, with the reasons.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use kube::{Api, Client};
+use pillion_api::ProfileSpec;
+use pillion_api::opt_in::OptIn;
+use pillion_api::revision::object_name;
+use pillion_api::ClusterProfileRevision;
+use pillion_engine::native::safety_net::{Candidate, Covered, safety_net};
+use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSource};
+use pillion_engine::snapshot::ProfileSet;
+
+use crate::guard::guarded;
+use crate::revisions::{Coverage, OptedIn};
+
+/// The published revision of a profile.
+struct Published {
+    revision: String,
+    spec: ProfileSpec,
+    compiled: Arc<CompiledProfile>,
+}
+
+/// The published revisions of the profiles that opt in, and the reasons why the policy does not cover some of them.
+#[derive(Default)]
+pub(super) struct Content {
+    published: BTreeMap<Box<str>, Published>,
+    /// Reasons that concern the current revision of a profile, such as errors of the API server.
+    rejected: HashMap<Box<str>, (String, String)>,
+    /// The reason for each profile without a published revision that applies to all pods.
+    unpublished: BTreeMap<Box<str>, String>,
+}
+
+impl Content {
+    /// Reads the revisions that were published since the last call.
+    ///
+    /// # Errors
+    /// The API server is unavailable or rejects a request. The other revisions are read at the next call.
+    pub(super) async fn update(&mut self, client: &Client, opted_in: &[OptedIn]) -> kube::Result<()> {
+        self.published.retain(|name, known| {
+            let is_current = |profile: &OptedIn| profile.revision.as_deref() == Ok(&*known.revision);
+            opted_in.iter().any(|profile| *profile.name == **name && is_current(profile))
+        });
+        self.rejected.retain(|name, (revision, _)| {
+            opted_in.iter().any(|profile| *profile.name == **name && profile.revision.as_ref() == Ok(&*revision))
+        });
+        self.unpublished.clear();
+        let api: Api<ClusterProfileRevision> = Api::all(client.clone());
+        for OptedIn { name, revision } in opted_in {
+            let revision = match revision {
+                Ok(revision) => revision,
+                Err(why) => {
+                    self.unpublished.insert(name.clone(), why.clone());
+                    continue;
+                }
+            };
+            if self.published.contains_key(name) {
+                continue;
+            }
+            let Some(stored) = api.get_opt(&object_name(name, revision)).await? else {
+                self.unpublished.insert(name.clone(), format!("the revision {revision} does not exist"));
+                continue;
+            };
+            let of = ProfileName::cluster(name.clone());
+            let read = guarded(&of, || {
+                let flattened = ProfileSource::Revision(&stored.spec).flatten(&of)?;
+                let compiled = flattened.compile(&of)?;
+                Ok::<_, Vec<_>>((flattened.spec, compiled))
+            });
+            match read {
+                Ok(Ok((spec, compiled))) => {
+                    let published = Published { revision: revision.clone(), spec, compiled: Arc::new(compiled) };
+                    self.published.insert(name.clone(), published);
+                }
+                Ok(Err(_)) | Err(_) => {
+                    let why = format!("this controller cannot read the revision {revision}");
+                    self.unpublished.insert(name.clone(), why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that the API server rejects the mutation of a profile.
+    pub(super) fn reject(&mut self, covered: &Covered, why: String) {
+        self.rejected.insert(covered.name.name.clone(), (covered.revision.to_string(), why));
+    }
+
+    /// Converts the profiles. Returns those that the policy covers, and the coverage of all profiles that opt in.
+    pub(super) fn convert(&self, all: &ProfileSet, opt_in: &OptIn) -> (Vec<Covered>, Coverage) {
+        let mut coverage = Coverage::default();
+        for (name, why) in &self.unpublished {
+            coverage.insert(name.clone(), Err(why.clone()));
+        }
+        for (name, (_, why)) in &self.rejected {
+            coverage.insert(name.clone(), Err(format!("the API server rejects it: {why}")));
+        }
+        let is_candidate = |(name, _): &(&Box<str>, &Published)| !self.rejected.contains_key(*name);
+        let candidates = self.published.iter().filter(is_candidate);
+        let candidates =
+            candidates.map(|(_, known)| Candidate { compiled: &known.compiled, spec: &known.spec }).collect::<Vec<_>>();
+        let converted = guarded(&"the safety net", || safety_net(candidates.iter().copied(), all, opt_in));
+        let net = match converted {
+            Ok(net) => net,
+            Err(panicked) => {
+                for candidate in candidates {
+                    coverage.insert(candidate.compiled.name().name.clone(), Err(panicked.to_string()));
+                }
+                return (Vec::new(), coverage);
+            }
+        };
+        for covered in &net.covered {
+            coverage.insert(covered.name.name.clone(), Ok(()));
+        }
+        for (name, reason) in net.uncovered {
+            coverage.insert(name.name, Err(format!("{}: {}", reason.path, reason.why)));
+        }
+        (net.covered, coverage)
+    }
+}
+
+/// Returns the profiles whose expressions the API server rejects, with the first message for each. `error` is the
+/// response to a policy with these profiles.
+pub(super) fn rejected<'c>(covered: &'c [Covered], error: &kube::core::Status) -> Vec<(&'c Covered, String)> {
+    let variables: Vec<_> = covered.iter().flat_map(|profile| profile.variables.iter().map(move |_| profile)).collect();
+    let mut found: Vec<(&Covered, String)> = Vec::new();
+    let causes = error.details.iter().flat_map(|details| &details.causes);
+    for cause in causes {
+        let place = |list: &str| {
+            let (_, rest) = cause.field.split_once(list)?;
+            rest.split(']').next()?.parse::<usize>().ok()
+        };
+        let profile = match (place("spec.mutations["), place("spec.variables[")) {
+            (Some(index), _) => covered.get(index),
+            (None, Some(index)) => variables.get(index).copied(),
+            (None, None) => None,
+        };
+        if let Some(profile) = profile
+            && !found.iter().any(|(other, _)| other.name == profile.name)
+        {
+            let message = cause.message.split_whitespace().collect::<Vec<_>>().join(" ");
+            let end = message.floor_char_boundary(300);
+            found.push((profile, message.get(..end).unwrap_or_default().to_owned()));
+        }
+    }
+    found
+}
