@@ -55,8 +55,7 @@ pub fn policy(
         json_patch: Some(JSONPatch { expression: Some(expression) }),
         ..Mutation::default()
     };
-    let variables: Vec<_> =
-        variables.into_iter().map(|(name, expression)| Variable { name, expression }).collect();
+    let variables: Vec<_> = variables.into_iter().map(|(name, expression)| Variable { name, expression }).collect();
     MutatingAdmissionPolicy {
         metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicySpec {
@@ -143,8 +142,10 @@ mod tests {
 
     #[test]
     fn policy_matches_pods_of_webhook() {
-        let settings =
-            Settings { excluded_namespaces: vec!["left-alone".to_owned()], ..Settings::new("pillion", "pillion-system") };
+        let settings = Settings {
+            excluded_namespaces: vec!["left-alone".to_owned()],
+            ..Settings::new("pillion", "pillion-system")
+        };
         let webhook = webhook_configuration::Settings {
             excluded_namespaces: settings.excluded_namespaces.clone(),
             failure_modes: vec![FailureMode::Enabled],

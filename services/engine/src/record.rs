@@ -215,7 +215,8 @@ impl Record {
         if policy.is_empty() {
             return None;
         }
-        let record = |entries: Vec<Value<'_>>| Self::of_entries(entries.into_iter().map(|entry| entry.raw().to_owned()));
+        let record =
+            |entries: Vec<Value<'_>>| Self::of_entries(entries.into_iter().map(|entry| entry.raw().to_owned()));
         let webhook = if webhook.is_empty() { None } else { record(webhook) };
         Some((record(policy)?, webhook))
     }

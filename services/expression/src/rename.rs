@@ -8,11 +8,7 @@ use super::lexer::{Lexer, TokenKind};
 ///
 /// # Errors
 /// The source contains an invalid token.
-pub fn rename_members(
-    source: &str,
-    name: &str,
-    rename: impl Fn(&str) -> String,
-) -> Result<String, ExpressionError> {
+pub fn rename_members(source: &str, name: &str, rename: impl Fn(&str) -> String) -> Result<String, ExpressionError> {
     let mut lexer = Lexer::new(source, 0);
     let mut renamed = String::with_capacity(source.len());
     let mut copied = 0;

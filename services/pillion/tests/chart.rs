@@ -440,6 +440,7 @@ fn safety_net_permissions_follow_value() {
     let [rule] = role["rules"].as_array().unwrap().as_slice() else { panic!("{role}") };
     assert_eq!(rule["resourceNames"], json!(["pillion-safety-net"]));
     assert_eq!(rule["resources"], json!(["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]));
+    assert!(!rule["verbs"].to_string().contains("delete"), "the controller may always delete the policy");
     assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
 }
 

@@ -237,8 +237,8 @@ mod tests {
     use http::{Method, Request, Response, StatusCode};
     use http_body_util::Full;
     use kube::client::Body;
-    use serde_json::json;
     use prometheus_client::registry::Registry;
+    use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
     use super::*;

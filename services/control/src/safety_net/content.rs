@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use kube::{Api, Client};
+use pillion_api::ClusterProfileRevision;
 use pillion_api::ProfileSpec;
 use pillion_api::opt_in::OptIn;
 use pillion_api::revision::object_name;
-use pillion_api::ClusterProfileRevision;
 use pillion_engine::native::safety_net::{Candidate, Covered, safety_net};
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSource};
 use pillion_engine::snapshot::ProfileSet;
@@ -146,4 +146,31 @@ pub(super) fn rejected<'c>(covered: &'c [Covered], error: &kube::core::Status) -
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn covered(name: &str, variables: usize) -> Covered {
+        let variables = (0..variables).map(|number| (format!("v{number}"), "1".to_owned())).collect();
+        let name = ProfileName::cluster(name);
+        Covered { name, revision: "r".into(), variables, mutation: "[]".to_owned() }
+    }
+
+    #[test]
+    fn causes_name_rejected_profiles() {
+        let all = [covered("a", 2), covered("b", 1), covered("c", 3)];
+        let cause = |field: &str| json!({"field": field, "message": "Invalid value:\n  no such key", "reason": "FieldValueInvalid"});
+        let status = json!({"code": 422, "details": {"causes": [
+            cause("spec.variables[2].expression"), cause("spec.mutations[1].jsonPatch.expression"),
+            cause("spec.mutations[0].jsonPatch.expression"), cause("spec.matchConstraints"), cause("spec.mutations[9]"),
+        ]}});
+        let status = serde_json::from_value(status).unwrap();
+        let found = rejected(&all, &status);
+        let names: Vec<_> = found.iter().map(|(profile, why)| (&*profile.name.name, why.as_str())).collect();
+        assert_eq!(names, [("b", "Invalid value: no such key"), ("a", "Invalid value: no such key")]);
+    }
 }

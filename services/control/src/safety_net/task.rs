@@ -32,6 +32,9 @@ const RESOURCES: [&str; 2] = ["mutatingadmissionpolicies", "mutatingadmissionpol
 /// How often a policy is written again without the profiles that the API server rejects, in one pass.
 const ATTEMPTS: usize = 8;
 
+/// The pause after a failed deletion of the policy, while the safety net is disabled.
+const RETRY: Duration = Duration::from_secs(30);
+
 /// The settings of the safety net.
 #[derive(Clone, Debug)]
 pub struct NetSettings {
@@ -109,7 +112,8 @@ async fn republished(published: &ArcSwap<Snapshot>, seen: &Arc<Snapshot>, poll: 
 /// profile, or while injection is disabled.
 pub async fn run(leading: LeaderContext, settings: NetSettings, inputs: NetInputs, metrics: SafetyNetMetrics) {
     let stop = leading.stop.clone();
-    let keeper = Keeper { leading, settings, metrics, content: Content::default(), was_supported: None, written: Vec::new() };
+    let keeper =
+        Keeper { leading, settings, metrics, content: Content::default(), was_supported: None, written: Vec::new() };
     stop.run_until_cancelled(keeper.keep(inputs)).await;
 }
 
@@ -169,7 +173,12 @@ impl Keeper {
     }
 
     /// Brings the policy into its desired state. Returns the state, whether a write was needed, and the coverage.
-    async fn pass(&mut self, is_wanted: bool, opted_in: &[OptedIn], published: &Snapshot) -> (NetState, bool, Coverage) {
+    async fn pass(
+        &mut self,
+        is_wanted: bool,
+        opted_in: &[OptedIn],
+        published: &Snapshot,
+    ) -> (NetState, bool, Coverage) {
         let client = self.leading.client.clone();
         let everywhere = |why: &str| -> Coverage {
             opted_in.iter().map(|profile| (profile.name.clone(), Err(why.to_owned()))).collect()
@@ -282,6 +291,29 @@ pub async fn remove(client: &Client, settings: &Settings) -> kube::Result<bool> 
         removed |= object.delete().await? != PolicyState::InDesiredState;
     }
     Ok(removed)
+}
+
+/// While the safety net is disabled and this controller leads: deletes a policy that remains from a time in which it was
+/// enabled.
+pub async fn run_disabled(leading: LeaderContext, settings: Settings) {
+    let LeaderContext { client, stop, .. } = leading;
+    let removal = async {
+        loop {
+            match remove(&client, &settings).await {
+                Ok(false) => return,
+                Ok(true) => {
+                    info!(name = settings.name, "the policy of the safety net was deleted, because it is disabled");
+                    return;
+                }
+                Err(error) => {
+                    warn!(error = chain(&error), "the policy of the disabled safety net could not be deleted");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    };
+    stop.run_until_cancelled(removal).await;
+    stop.cancelled().await;
 }
 
 fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {

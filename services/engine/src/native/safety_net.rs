@@ -19,9 +19,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use pillion_api::ProfileSpec;
-use pillion_api::names::{
-    FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, INJECTION_LABEL, PROFILES_ANNOTATION,
-};
+use pillion_api::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION, INJECTION_LABEL, PROFILES_ANNOTATION};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::{Activation, FailurePolicy, Operation};
 use pillion_api::selector::{LabelSelector, Operator};
@@ -332,7 +330,8 @@ impl Template<'_, '_> {
         match value {
             Value::String(text) => self.string(text, path),
             Value::Array(items) => {
-                let items = items.iter().enumerate().map(|(index, item)| self.rewrite(item, &format!("{path}[{index}]")));
+                let items =
+                    items.iter().enumerate().map(|(index, item)| self.rewrite(item, &format!("{path}[{index}]")));
                 items.collect::<Result<_, _>>().map(Value::Array)
             }
             Value::Object(fields) => {
@@ -427,9 +426,7 @@ impl Rendering {
 
     /// Returns the number of elements at the start of a list.
     fn firsts(&self, wanted: ElementList) -> usize {
-        let is_it = |addition: &&(String, Addition)| {
-            matches!(&addition.1, Addition::Element { list, is_first: true, .. } if *list == wanted)
-        };
+        let is_it = |addition: &&(String, Addition)| matches!(&addition.1, Addition::Element { list, is_first: true, .. } if *list == wanted);
         self.additions.iter().filter(is_it).count()
     }
 }
@@ -517,8 +514,7 @@ fn read_rendering(pod: &Value, written: &Value, refuses_windows: bool) -> Result
 }
 
 fn read_addition(pod: &Value, written: &Value, pointer: &str) -> Result<Addition, NotExported> {
-    let tokens: Vec<_> =
-        pointer.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")).collect();
+    let tokens: Vec<_> = pointer.split('/').skip(1).map(|token| token.replace("~1", "/").replace("~0", "~")).collect();
     let tokens: Vec<_> = tokens.iter().map(String::as_str).collect();
     let unsupported = || {
         let why = "the safety net adds only labels, annotations, containers, init containers and volumes";
@@ -575,9 +571,11 @@ impl Writer {
     /// The mutation ignores pods that pin a revision of the profile, because it has only the active one. It also
     /// ignores opt-outs with a revision.
     fn pins(&mut self, name: &str) {
-        let pins = [format!("{name}@"), format!("-{name}@")].map(|pin| format!("w.trim().startsWith({})", quoted(&pin)));
+        let pins =
+            [format!("{name}@"), format!("-{name}@")].map(|pin| format!("w.trim().startsWith({})", quoted(&pin)));
         for place in ["object", "namespaceObject"] {
-            let words = format!("{place}.metadata.?annotations[?{}].orValue('').split(',')", quoted(PROFILES_ANNOTATION));
+            let words =
+                format!("{place}.metadata.?annotations[?{}].orValue('').split(',')", quoted(PROFILES_ANNOTATION));
             self.conditions.push(format!("!{words}.exists(w, {})", pins.join(" || ")));
         }
     }
@@ -629,9 +627,8 @@ impl Writer {
     ) -> Result<String, NotExported> {
         let number = self.number;
         let value = |index: usize| format!("variables.{}", slot(number, index));
-        let as_literal = |json: &Value| {
-            literal::json(json, &value).map_err(|why| NotExported::new("spec.template", why))
-        };
+        let as_literal =
+            |json: &Value| literal::json(json, &value).map_err(|why| NotExported::new("spec.template", why));
         let mut conditions = std::mem::take(&mut self.conditions);
         let (mut added, mut patch) = (Vec::new(), Vec::new());
         let mut begun = BTreeSet::new();
@@ -643,8 +640,7 @@ impl Writer {
                     if *map == "labels" && begun.insert(*map) {
                         patch.push(missing("metadata", map, "{}"));
                     }
-                    let is_missing =
-                        format!("!object.metadata.?{map}[?{}].hasValue()", quoted(key));
+                    let is_missing = format!("!object.metadata.?{map}[?{}].hasValue()", quoted(key));
                     let path = quoted(&format!("/metadata/{map}/{}", escaped(key)));
                     (Some(is_missing), operation(&path, &literal::string(text, &value)))
                 }
@@ -753,9 +749,9 @@ fn escaped(key: &str) -> String {
 fn selector(selector: Option<&LabelSelector>, place: &str) -> Vec<String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return Vec::new() };
     let label = |key: &str| format!("{place}[?{}]", quoted(key));
-    let equal = match_labels.iter().map(|(key, value)| {
-        format!("{}.optMap(v, v == {}).orValue(false)", label(key), quoted(value))
-    });
+    let equal = match_labels
+        .iter()
+        .map(|(key, value)| format!("{}.optMap(v, v == {}).orValue(false)", label(key), quoted(value)));
     let expressions = match_expressions.iter().map(|requirement| {
         let (label, values) = (label(&requirement.key), list(&requirement.values));
         match requirement.operator {

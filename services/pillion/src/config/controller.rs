@@ -336,11 +336,16 @@ impl ControllerPolicy {
         if !self.certificates.managed {
             return Err("certificates.managed is false in the controller's policy");
         }
+        Ok(NetSettings::new(self.safety_net_policy(release)))
+    }
+
+    /// Returns the settings of the safety net's policy.
+    pub(crate) fn safety_net_policy(&self, release: &Release) -> safety_net::Settings {
         let mut settings = safety_net::Settings::new(release.name(), release.namespace());
         settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
         // The labels were validated when the file was read.
         settings.opt_in = self.webhooks.labels().unwrap_or_default();
-        Ok(NetSettings::new(settings))
+        settings
     }
 
     /// Returns the settings for releasing held pods.

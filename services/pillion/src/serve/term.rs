@@ -155,6 +155,8 @@ impl Term {
         });
         if let Err(why) = &net {
             accepting.safety_net = Err(why);
+            let policy = self.policy.safety_net_policy(&self.release);
+            tasks.spawn("the disabled safety net", safety_net::run_disabled(tasks.leading(), policy));
         }
         let accepting = revisions::run(tasks.leading(), accepting, self.metrics.revisions.clone(), publisher);
         tasks.spawn("the revisions of profiles", accepting);

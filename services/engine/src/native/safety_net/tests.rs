@@ -90,9 +90,15 @@ fn names_the_reason_for_uncovered_profiles() {
             json!({"template": template, "parameters": [{"name": "a", "type": "string", "default": "x", "annotation": "a", "sources": ["Pod"]}]}),
             "spec.parameters[0]: ",
         ),
-        (json!({"template": template, "preconditions": [{"name": "a", "expression": "true"}]}), "spec.preconditions[0]: "),
+        (
+            json!({"template": template, "preconditions": [{"name": "a", "expression": "true"}]}),
+            "spec.preconditions[0]: ",
+        ),
         (json!({"template": labels(json!({"a": "${owner.?name}"}))}), "spec.template.metadata.labels.a: "),
-        (json!({"template": labels(json!({"a": {"$value": "b", "$conflict": "Replace"}}))}), "spec.template.metadata.labels.a.$"),
+        (
+            json!({"template": labels(json!({"a": {"$value": "b", "$conflict": "Replace"}}))}),
+            "spec.template.metadata.labels.a.$",
+        ),
         (json!({"template": {"spec": {"priorityClassName": "high"}}}), "spec.template.spec.priorityClassName: "),
         (
             json!({"template": {"spec": {"containers": [{"name": "a", "image": "i", "$position": {"before": "web"}}]}}}),
@@ -127,13 +133,15 @@ fn later_profile_must_not_read_earlier_additions() {
         let net = Library::of(&[first(), ("b", reads(expression))]).net();
         assert_eq!(net.covered.len() == 2, is_covered, "{expression}: {:?}", net.uncovered);
     }
-    let selects = json!({"order": 200, "objectSelector": {"matchLabels": {"a": "b"}}, "template": labels(json!({"z": "z"}))});
+    let selects =
+        json!({"order": 200, "objectSelector": {"matchLabels": {"a": "b"}}, "template": labels(json!({"z": "z"}))});
     assert_eq!(Library::of(&[first(), ("b", selects)]).net().uncovered.len(), 1);
 }
 
 #[test]
 fn namespaced_profiles_exclude_their_namespaces() {
-    let requested = |value: &str| json!({"requestedBy": {"annotation": "inject"}, "template": labels(json!({"a": value}))});
+    let requested =
+        |value: &str| json!({"requestedBy": {"annotation": "inject"}, "template": labels(json!({"a": value}))});
     let net = Library::of(&[("p", requested("x")), ("team-a/q", requested("y"))]).net();
     let (_, applies) = net.covered[0].variables.last().unwrap();
     assert!(applies.contains("!(request.namespace in ['team-a'])"), "{applies}");
@@ -143,7 +151,8 @@ fn namespaced_profiles_exclude_their_namespaces() {
 
 #[test]
 fn mutations_have_the_order_of_profiles() {
-    let template = |name: &str| json!({"spec": {"initContainers": [{"$position": "First", "name": name, "image": "i"}]}});
+    let template =
+        |name: &str| json!({"spec": {"initContainers": [{"$position": "First", "name": name, "image": "i"}]}});
     let profile = |order: i32, name: &str| json!({"order": order, "template": template(name)});
     let net = Library::of(&[("a", profile(20, "x")), ("b", profile(10, "y")), ("c", profile(10, "z"))]).net();
     let names: Vec<_> = net.covered.iter().map(|covered| &*covered.name.name).collect();
