@@ -12,9 +12,14 @@ use pillion_api::revision::object_name;
 use pillion_engine::native::safety_net::{Candidate, Covered, safety_net};
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSource};
 use pillion_engine::snapshot::ProfileSet;
+use serde_json::{Value, json};
+use tracing::warn;
 
 use crate::guard::guarded;
 use crate::revisions::{Coverage, OptedIn};
+
+/// The name of the object in a dry run.
+const SAMPLE: &str = "pillion-safety-net";
 
 /// The published revision of a profile.
 struct Published {
@@ -29,6 +34,8 @@ pub(super) struct Content {
     published: BTreeMap<Box<str>, Published>,
     /// Reasons that concern the current revision of a profile, such as errors of the API server.
     rejected: HashMap<Box<str>, (String, String)>,
+    /// The revisions whose additions the API server accepts.
+    checked: HashMap<Box<str>, Box<str>>,
     /// The reason for each profile without a published revision that applies to all pods.
     unpublished: BTreeMap<Box<str>, String>,
 }
@@ -46,6 +53,7 @@ impl Content {
         self.rejected.retain(|name, (revision, _)| {
             opted_in.iter().any(|profile| *profile.name == **name && profile.revision.as_ref() == Ok(&*revision))
         });
+        self.checked.retain(|name, _| opted_in.iter().any(|profile| profile.name == *name));
         self.unpublished.clear();
         let api: Api<ClusterProfileRevision> = Api::all(client.clone());
         for OptedIn { name, revision } in opted_in {
@@ -81,6 +89,34 @@ impl Content {
             }
         }
         Ok(())
+    }
+
+    /// Checks with a dry run that the API server accepts the additions of each profile. Records those that it rejects.
+    /// Returns whether it accepts all of them.
+    ///
+    /// # Errors
+    /// The API server is unavailable or denies a dry run.
+    pub(super) async fn check(&mut self, client: &Client, home: &str, covered: &[Covered]) -> kube::Result<bool> {
+        let mut accepts_all = true;
+        for profile in covered {
+            let name = &profile.name.name;
+            if self.checked.get(name) == Some(&profile.revision) {
+                continue;
+            }
+            match dry_run(client, home, &profile.sample).await {
+                Ok(()) => {
+                    self.checked.insert(name.clone(), profile.revision.clone());
+                }
+                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                    accepts_all = false;
+                    let message = one_line(&status.message);
+                    warn!(profile = %profile.name, error = message, "the API server rejects the profile's additions");
+                    self.reject(profile, message);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(accepts_all)
     }
 
     /// Records that the API server rejects the mutation of a profile.
@@ -140,24 +176,37 @@ pub(super) fn rejected<'c>(covered: &'c [Covered], error: &kube::core::Status) -
         if let Some(profile) = profile
             && !found.iter().any(|(other, _)| other.name == profile.name)
         {
-            let message = cause.message.split_whitespace().collect::<Vec<_>>().join(" ");
-            let end = message.floor_char_boundary(300);
-            found.push((profile, message.get(..end).unwrap_or_default().to_owned()));
+            found.push((profile, one_line(&cause.message)));
         }
     }
     found
 }
 
+/// Validates a pod as a `PodTemplate`, like the dry run of a revision, but rejects unknown fields.
+async fn dry_run(client: &Client, home: &str, pod: &Value) -> kube::Result<()> {
+    let template = json!({"metadata": pod.get("metadata"), "spec": pod.get("spec")});
+    let object = json!({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": SAMPLE}, "template": template});
+    let path = format!("/api/v1/namespaces/{home}/podtemplates?dryRun=All&fieldValidation=Strict");
+    let request = http::Request::post(path).header("content-type", "application/json");
+    let request = request.body(object.to_string().into_bytes()).map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(drop)
+}
+
+/// Returns the start of a message of the API server, in one line.
+fn one_line(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let end = message.floor_char_boundary(300);
+    message.get(..end).unwrap_or_default().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn covered(name: &str, variables: usize) -> Covered {
         let variables = (0..variables).map(|number| (format!("v{number}"), "1".to_owned())).collect();
         let name = ProfileName::cluster(name);
-        Covered { name, revision: "r".into(), variables, mutation: "[]".to_owned() }
+        Covered { name, revision: "r".into(), variables, mutation: "[]".to_owned(), sample: Value::Null }
     }
 
     #[test]

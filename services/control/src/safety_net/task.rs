@@ -211,6 +211,14 @@ impl Keeper {
         for _ in 0..ATTEMPTS {
             let (covered, coverage) = self.content.convert(published.profiles(), &self.settings.policy.opt_in);
             let is_needed = is_wanted && !covered.is_empty();
+            match self.content.check(&client, self.leading.release.namespace(), &covered).await {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    warn!(error = chain(&error), "the additions of the safety net could not be checked");
+                    return (NetState::Failing, repaired, everywhere("its additions could not be checked"));
+                }
+            }
             match self.write(&covered, is_needed).await {
                 Ok(wrote) => {
                     let state = if is_needed { NetState::InPlace } else { NetState::Off };

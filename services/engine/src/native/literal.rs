@@ -73,6 +73,19 @@ pub(super) fn whole_strings(json: &Value, numbers: &mut Vec<usize>) {
     }
 }
 
+/// Replaces the values in the strings of a JSON value with examples.
+pub(super) fn fill(json: &mut Value) {
+    match json {
+        Value::String(text) => {
+            let filled: String = Slots::split(text).into_iter().map(|part| part.unwrap_or("x")).collect();
+            *text = filled;
+        }
+        Value::Array(items) => items.iter_mut().for_each(fill),
+        Value::Object(fields) => fields.values_mut().for_each(fill),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 /// Returns a JSON value as an expression. Values in lists and maps are wrapped in `dyn`, because the API server
 /// requires one type for all of them.
 ///
@@ -106,7 +119,7 @@ pub(super) fn json(json: &Value, value: &dyn Fn(usize) -> String) -> Result<Stri
 mod tests {
     use serde_json::json;
 
-    use super::{Slots, json, whole_strings};
+    use super::{Slots, fill, json, whole_strings};
 
     #[test]
     fn literals_keep_values_and_types() {
@@ -120,6 +133,9 @@ mod tests {
         let mut numbers = Vec::new();
         whole_strings(&value, &mut numbers);
         assert_eq!(numbers, [1]);
+        let mut filled = json!([format!("x-{slot}"), "plain"]);
+        fill(&mut filled);
+        assert_eq!(filled, json!(["x-x", "plain"]));
         assert!(json(&json!(1.5), &|_| String::new()).is_err());
     }
 }

@@ -67,6 +67,9 @@ pub struct Covered {
     pub variables: Vec<(String, String)>,
     /// The expression of the mutation: a JSON patch.
     pub mutation: String,
+    /// A pod with the additions, for a dry run. Computed strings are examples. An API server rejects every pod for which a
+    /// policy adds a field that it does not know, so it must accept this pod first.
+    pub sample: Value,
 }
 
 /// The content of the policy.
@@ -159,6 +162,7 @@ struct Conversion {
     /// The number of elements at the start of each list.
     firsts: Vec<(ElementList, usize)>,
     mutation: String,
+    sample: Value,
 }
 
 impl Conversion {
@@ -168,6 +172,7 @@ impl Conversion {
             revision: compiled.revision().into(),
             variables: self.variables.clone(),
             mutation: self.mutation.clone(),
+            sample: self.sample.clone(),
         }
     }
 
@@ -257,6 +262,7 @@ fn convert(
         firsts: ElementList::ALL.map(|list| (list, rendering.firsts(list))).into(),
         additions: rendering.additions,
         mutation,
+        sample: rendering.sample,
     })
 }
 
@@ -269,10 +275,10 @@ fn check_spec(compiled: &CompiledProfile, spec: &ProfileSpec) -> Result<(), NotE
     let is_fatal = compiled.failure_policy == FailurePolicy::Fail;
     for (path, is_there, why) in [
         ("spec.target", !is_for_new_pods, "the safety net is for new pods"),
-        ("spec.template", spec.template.is_none(), "the safety net adds the parts of a template, and there is none"),
         ("spec.containerPatches", !spec.container_patches.is_empty(), "the safety net cannot patch each container"),
         ("spec.lookups", !spec.lookups.is_empty(), "the API server does not support lookups"),
         ("spec.failurePolicy", is_fatal, "with Fail, pods must not be created without the profile"),
+        ("spec.template", spec.template.is_none(), "the safety net adds the parts of a template, and there is none"),
     ] {
         if is_there {
             return Err(NotExported::new(path, why));
@@ -410,6 +416,8 @@ struct Rendering {
     refuses_windows: bool,
     /// Volumes that the added containers mount, and that the pod must have.
     foreign_volumes: BTreeSet<String>,
+    /// The minimal pod with the additions.
+    sample: Value,
 }
 
 impl Rendering {
@@ -504,13 +512,23 @@ fn read_rendering(pod: &Value, written: &Value, refuses_windows: bool) -> Result
         elements.collect()
     };
     let own = names("volumes");
-    let mut rendering = Rendering { additions, refuses_windows, foreign_volumes: BTreeSet::new() };
+    let mut rendering = Rendering { additions, refuses_windows, foreign_volumes: BTreeSet::new(), sample: sample(pod) };
     let mounts = rendering.containers().flat_map(|(_, container)| {
         let mounts = container.get("volumeMounts").and_then(Value::as_array);
         mounts.into_iter().flatten().filter_map(|mount| mount.get("name")?.as_str())
     });
     rendering.foreign_volumes = mounts.filter(|name| !own.contains(*name)).map(str::to_owned).collect();
     Ok(rendering)
+}
+
+/// Returns a pod with examples for computed strings.
+fn sample(pod: &Value) -> Value {
+    let mut pod = pod.clone();
+    literal::fill(&mut pod);
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|field, _| ["labels", "annotations"].contains(&field.as_str()));
+    }
+    pod
 }
 
 fn read_addition(pod: &Value, written: &Value, pointer: &str) -> Result<Addition, NotExported> {

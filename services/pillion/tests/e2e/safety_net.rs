@@ -72,7 +72,7 @@ fn comparable(mut pod: Json) -> Json {
 /// Returns a pod without the mark of the policy in its record.
 fn without_mark(pod: &Json) -> Json {
     let mut pod = pod.clone();
-    if let Some(Json::String(record)) = pod["metadata"]["annotations"].get_mut("pillion.dev/injected") {
+    if let Some(Json::String(record)) = pod.pointer_mut("/metadata/annotations/pillion.dev~1injected") {
         *record = record.replace(",\"by\":\"policy\"", "");
     }
     pod
@@ -254,6 +254,19 @@ fn controller_keeps_policy_in_step() {
         eventually(PATIENCE, "the status has the API server's reason", async || {
             let ready = net.ready("asked").await?;
             ensure!(ready.contains("the API server rejects it"), "{ready}");
+            Ok(())
+        })
+        .await?;
+        net.wait_for(COVERED_PROFILES - 1).await?;
+
+        // The API server would reject pods with the profile's container.
+        let probe = json!({"tcpSocket": {"port": 1}, "successThreshold": 2});
+        let container = json!({"name": "broken", "image": "i:1", "livenessProbe": probe});
+        let spec = json!({"safetyNet": true, "matchConditions": null, "template": {"spec": {"containers": [container]}}});
+        net.patch_profile("asked", &spec).await?;
+        eventually(PATIENCE, "the status has the reason of the dry run", async || {
+            let ready = net.ready("asked").await?;
+            ensure!(ready.contains("the API server rejects it") && ready.contains("successThreshold"), "{ready}");
             Ok(())
         })
         .await?;
