@@ -245,8 +245,8 @@ proptest! {
         prop_assume!(is_unique(names_of(&pod, &["containers", "initContainers"])));
         let covered: Vec<_> = profiles.iter().map(|(_, covered)| *covered).collect();
         let profiles = usable(profiles.into_iter().map(|(profile, _)| profile).collect());
-        let net: Vec<_> = profiles.iter().zip(&covered).filter(|(_, covered)| **covered).map(|(profile, _)| profile.clone());
-        let net = net.collect::<Vec<_>>();
+        let net = profiles.iter().zip(&covered).filter(|(_, covered)| **covered);
+        let net: Vec<_> = net.map(|(profile, _)| profile.clone()).collect();
         let (every, net) = (with_own(&profiles, own.as_ref()), snapshot(&net));
 
         let body = review(&pod);

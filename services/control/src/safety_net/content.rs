@@ -77,15 +77,12 @@ impl Content {
                 let compiled = flattened.compile(&of)?;
                 Ok::<_, Vec<_>>((flattened.spec, compiled))
             });
-            match read {
-                Ok(Ok((spec, compiled))) => {
-                    let published = Published { revision: revision.clone(), spec, compiled: Arc::new(compiled) };
-                    self.published.insert(name.clone(), published);
-                }
-                Ok(Err(_)) | Err(_) => {
-                    let why = format!("this controller cannot read the revision {revision}");
-                    self.unpublished.insert(name.clone(), why);
-                }
+            if let Ok(Ok((spec, compiled))) = read {
+                let published = Published { revision: revision.clone(), spec, compiled: Arc::new(compiled) };
+                self.published.insert(name.clone(), published);
+            } else {
+                let why = format!("this controller cannot read the revision {revision}");
+                self.unpublished.insert(name.clone(), why);
             }
         }
         Ok(())
@@ -133,8 +130,7 @@ impl Content {
         for (name, (_, why)) in &self.rejected {
             coverage.insert(name.clone(), Err(format!("the API server rejects it: {why}")));
         }
-        let is_candidate = |(name, _): &(&Box<str>, &Published)| !self.rejected.contains_key(*name);
-        let candidates = self.published.iter().filter(is_candidate);
+        let candidates = self.published.iter().filter(|(name, _)| !self.rejected.contains_key(*name));
         let candidates =
             candidates.map(|(_, known)| Candidate { compiled: &known.compiled, spec: &known.spec }).collect::<Vec<_>>();
         let converted = guarded(&"the safety net", || safety_net(candidates.iter().copied(), all, opt_in));

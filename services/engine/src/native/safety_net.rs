@@ -648,15 +648,15 @@ impl Writer {
         let as_literal =
             |json: &Value| literal::json(json, &value).map_err(|why| NotExported::new("spec.template", why));
         let mut conditions = std::mem::take(&mut self.conditions);
-        let (mut added, mut patch) = (Vec::new(), Vec::new());
+        let (mut added, mut operations) = (Vec::new(), Vec::new());
         let mut begun = BTreeSet::new();
         let mut firsts: HashMap<&str, usize> = HashMap::new();
-        patch.push(missing("metadata", "annotations", "{}"));
+        operations.push(missing("metadata", "annotations", "{}"));
         for (pointer, addition) in &rendering.additions {
             let (is_missing, operation) = match addition {
                 Addition::Entry { map, key, value: text } => {
                     if *map == "labels" && begun.insert(*map) {
-                        patch.push(missing("metadata", map, "{}"));
+                        operations.push(missing("metadata", map, "{}"));
                     }
                     let is_missing = format!("!object.metadata.?{map}[?{}].hasValue()", quoted(key));
                     let path = quoted(&format!("/metadata/{map}/{}", escaped(key)));
@@ -665,7 +665,7 @@ impl Writer {
                 Addition::Element { list, name, value: element, is_first, may_exist } => {
                     let field = list.field();
                     if begun.insert(field) {
-                        patch.push(missing("spec", field, "[]"));
+                        operations.push(missing("spec", field, "[]"));
                     }
                     let element = as_literal(element)?;
                     let elements = format!("object.spec.?{field}.orValue([])");
@@ -691,15 +691,12 @@ impl Writer {
                 }
             };
             let pointer = quoted(&json!(pointer).to_string());
-            match is_missing {
-                Some(is_missing) => {
-                    added.push(format!("({is_missing} ? [{pointer}] : [])"));
-                    patch.push(format!("({is_missing} ? [{operation}] : [])"));
-                }
-                None => {
-                    added.push(format!("[{pointer}]"));
-                    patch.push(format!("[{operation}]"));
-                }
+            if let Some(is_missing) = is_missing {
+                added.push(format!("({is_missing} ? [{pointer}] : [])"));
+                operations.push(format!("({is_missing} ? [{operation}] : [])"));
+            } else {
+                added.push(format!("[{pointer}]"));
+                operations.push(format!("[{operation}]"));
             }
         }
         self.define("added", added.join(" + "));
@@ -709,9 +706,9 @@ impl Writer {
         let variable = |name: &str| format!("variables.p{number}_{name}");
         let (applies, added, record) = (variable("applies"), variable("added"), variable("record"));
         let path = quoted(&format!("/metadata/annotations/{}", escaped(INJECTED_ANNOTATION)));
-        patch.push(format!("[{}]", operation(&path, &record)));
+        operations.push(format!("[{}]", operation(&path, &record)));
         let nothing = format!("!{applies} || size({added}) == 0 || size({record}) > {MAX_RECORD}");
-        Ok(format!("{nothing} ? [] :\n{}", patch.join(" +\n")))
+        Ok(format!("{nothing} ? [] :\n{}", operations.join(" +\n")))
     }
 
     fn define(&mut self, name: &str, expression: String) {
@@ -727,7 +724,7 @@ fn first_path(list: ElementList, before: usize, earlier: &[Conversion]) -> Strin
     for other in earlier {
         let count = other.firsts.iter().find(|(of, _)| *of == list).map_or(0, |(_, count)| *count);
         if count > 0 {
-            index.push_str(&format!(" + ({} ? {count} : 0)", other.is_applied()));
+            index = format!("{index} + ({} ? {count} : 0)", other.is_applied());
         }
     }
     format!("'/spec/{field}/' + string({index})")

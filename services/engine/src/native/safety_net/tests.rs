@@ -36,7 +36,7 @@ fn refusal(spec: Value) -> String {
     format!("{}: {}", reason.path, reason.why)
 }
 
-fn labels(value: Value) -> Value {
+fn labels(value: &Value) -> Value {
     json!({"metadata": {"labels": value}})
 }
 
@@ -77,7 +77,7 @@ fn covers_literal_and_native_parts() {
 
 #[test]
 fn names_the_reason_for_uncovered_profiles() {
-    let template = labels(json!({"a": "b"}));
+    let template = labels(&json!({"a": "b"}));
     for (spec, expected) in [
         (json!({"template": template, "failurePolicy": "Fail"}), "spec.failurePolicy: "),
         (json!({"template": template, "optOut": "Forbidden"}), "spec.failurePolicy: "),
@@ -94,9 +94,9 @@ fn names_the_reason_for_uncovered_profiles() {
             json!({"template": template, "preconditions": [{"name": "a", "expression": "true"}]}),
             "spec.preconditions[0]: ",
         ),
-        (json!({"template": labels(json!({"a": "${owner.?name}"}))}), "spec.template.metadata.labels.a: "),
+        (json!({"template": labels(&json!({"a": "${owner.?name}"}))}), "spec.template.metadata.labels.a: "),
         (
-            json!({"template": labels(json!({"a": {"$value": "b", "$conflict": "Replace"}}))}),
+            json!({"template": labels(&json!({"a": {"$value": "b", "$conflict": "Replace"}}))}),
             "spec.template.metadata.labels.a.$",
         ),
         (json!({"template": {"spec": {"priorityClassName": "high"}}}), "spec.template.spec.priorityClassName: "),
@@ -121,8 +121,8 @@ fn names_the_reason_for_uncovered_profiles() {
 
 #[test]
 fn later_profile_must_not_read_earlier_additions() {
-    let reads = |expression: &str| json!({"order": 200, "matchConditions": [{"name": "m", "expression": expression}], "template": labels(json!({"z": "z"}))});
-    let first = || ("a", json!({"template": labels(json!({"a": "b"}))}));
+    let reads = |expression: &str| json!({"order": 200, "matchConditions": [{"name": "m", "expression": expression}], "template": labels(&json!({"z": "z"}))});
+    let first = || ("a", json!({"template": labels(&json!({"a": "b"}))}));
     for (expression, is_covered) in [
         ("object.metadata.?labels[?'other'].orValue('') == ''", true),
         ("object.metadata.?labels[?'a'].orValue('') == ''", false),
@@ -134,14 +134,14 @@ fn later_profile_must_not_read_earlier_additions() {
         assert_eq!(net.covered.len() == 2, is_covered, "{expression}: {:?}", net.uncovered);
     }
     let selects =
-        json!({"order": 200, "objectSelector": {"matchLabels": {"a": "b"}}, "template": labels(json!({"z": "z"}))});
+        json!({"order": 200, "objectSelector": {"matchLabels": {"a": "b"}}, "template": labels(&json!({"z": "z"}))});
     assert_eq!(Library::of(&[first(), ("b", selects)]).net().uncovered.len(), 1);
 }
 
 #[test]
 fn namespaced_profiles_exclude_their_namespaces() {
     let requested =
-        |value: &str| json!({"requestedBy": {"annotation": "inject"}, "template": labels(json!({"a": value}))});
+        |value: &str| json!({"requestedBy": {"annotation": "inject"}, "template": labels(&json!({"a": value}))});
     let net = Library::of(&[("p", requested("x")), ("team-a/q", requested("y"))]).net();
     let (_, applies) = net.covered[0].variables.last().unwrap();
     assert!(applies.contains("!(request.namespace in ['team-a'])"), "{applies}");
