@@ -146,8 +146,8 @@ fn with_own(profiles: &[(&'static str, Json)], own: Option<&Json>) -> Snapshot {
 /// Marks the entries of the record, as the policy of the safety net does.
 fn marked(mut pod: Json) -> Json {
     if let Some(Json::String(text)) = pod["metadata"].pointer_mut("/annotations/pillion.dev~1injected") {
-        let mut record: Json = serde_json::from_str(text).unwrap();
-        for entry in record["profiles"].as_array_mut().unwrap() {
+        let mut record: Json = serde_json::from_str(text).unwrap_or_default();
+        for entry in record["profiles"].as_array_mut().into_iter().flatten() {
             entry["by"] = json!("policy");
         }
         *text = record.to_string();

@@ -437,10 +437,10 @@ fn safety_net_permissions_follow_value() {
     assert!(before.iter().all(|(name, object)| after[name] == *object));
     let added: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
     let [(_, role), (_, binding)] = added.as_slice() else { panic!("{added:?}") };
-    let [rule] = role["rules"].as_array().unwrap().as_slice() else { panic!("{role}") };
-    assert_eq!(rule["resourceNames"], json!(["pillion-safety-net"]));
-    assert_eq!(rule["resources"], json!(["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]));
-    assert!(!rule["verbs"].to_string().contains("delete"), "the controller may always delete the policy");
+    let [permission] = role["rules"].as_array().unwrap().as_slice() else { panic!("{role}") };
+    assert_eq!(permission["resourceNames"], json!(["pillion-safety-net"]));
+    assert_eq!(permission["resources"], json!(["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]));
+    assert!(!permission["verbs"].to_string().contains("delete"), "the controller may always delete the policy");
     assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
 }
 

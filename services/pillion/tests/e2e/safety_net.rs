@@ -36,11 +36,11 @@ fn role() -> Json {
     });
     let name = json!({"name": "pillion-controller-safety-net"});
     let subject = json!({"kind": "ServiceAccount", "name": "pillion-controller", "namespace": NAMESPACE});
-    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name["name"]});
+    let reference = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name["name"]});
     let version = "rbac.authorization.k8s.io/v1";
     json!({"apiVersion": "v1", "kind": "List", "items": [
         {"apiVersion": version, "kind": "ClusterRole", "metadata": name, "rules": [rule]},
-        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": name, "roleRef": role, "subjects": [subject]},
+        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": name, "roleRef": reference, "subjects": [subject]},
     ]})
 }
 
