@@ -102,6 +102,7 @@ cluster (`helm template`, Argo CD), only the values decide.
 {{- if .Values.optIn }}{{ $_ := set $webhooks "optIn" .Values.optIn }}{{ end -}}
 {{- if .Values.excludedNamespaces }}{{ $_ := set $webhooks "excludedNamespaces" .Values.excludedNamespaces }}{{ end -}}
 {{- if $webhooks }}{{ $policy = mergeOverwrite $policy (dict "webhooks" $webhooks) }}{{ end -}}
+{{- if .Values.safetyNet.enabled }}{{ $_ := set $policy "safetyNet" (pick .Values.safetyNet "enabled") }}{{ end -}}
 {{- if .Values.rollout.inPlace -}}
 {{- $_ := set $policy "rollouts" (pick .Values.rollout "inPlace" "restart" "pullSecrets" "requestsPerSecond" "namespaced") -}}
 {{- /* The controller simulates the creation of pods with the guardrails and the facts of the replicas. */}}

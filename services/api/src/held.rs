@@ -74,13 +74,7 @@ pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
             match_conditions: Some(vec![
                 // The kubelet creates a mirror pod for a static pod that is already running. A policy cannot change the
                 // static pod.
-                condition(
-                    "not-a-mirror-pod",
-                    format!(
-                        "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
-                         '{MIRROR_ANNOTATION}' in object.metadata.annotations)"
-                    ),
-                ),
+                condition("not-a-mirror-pod", not_a_mirror_pod()),
                 condition("not-gated-yet", format!("!({})", has_gate("object"))),
             ]),
             match_constraints: Some(pods(settings, "CREATE")),
@@ -155,6 +149,14 @@ fn metadata(settings: &Settings) -> ObjectMeta {
 fn has_gate(pod: &str) -> String {
     format!(
         "has({pod}.spec.schedulingGates) && {pod}.spec.schedulingGates.exists(gate, gate.name == '{INJECTION_GATE}')"
+    )
+}
+
+/// Returns a CEL expression that is false for mirror pods.
+pub(crate) fn not_a_mirror_pod() -> String {
+    format!(
+        "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
+         '{MIRROR_ANNOTATION}' in object.metadata.annotations)"
     )
 }
 

@@ -13,6 +13,7 @@
 //! * [`crd`]: the `CustomResourceDefinition`s of these kinds.
 //! * [`opt_in`]: the labels with which namespaces opt in.
 //! * [`held`]: the admission policies that make pods of `held` namespaces wait.
+//! * [`safety_net`]: the admission policy that serves pods of `enabled` namespaces while no replica answers.
 //! * [`webhook_configuration`]: the webhook configurations.
 
 mod labelled;
@@ -26,6 +27,7 @@ pub mod trust_probe;
 pub mod crd;
 pub mod opt_in;
 pub mod held;
+pub mod safety_net;
 pub mod webhook_configuration;
 
 pub use kinds::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};

@@ -87,6 +87,10 @@ pub struct ProfileSpec {
     /// Which workloads get the newest revision. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<Rollout>,
+    /// Whether an admission policy of the API server adds the profile's parts to new pods of `enabled` namespaces while
+    /// no replica answers. Cluster profiles only. Needs the chart's value `safetyNet.enabled`. Default: `false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub safety_net: Option<bool>,
 }
 
 /// The cluster profile that a profile extends.

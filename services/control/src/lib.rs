@@ -17,6 +17,7 @@
 //! * [`audit`]: finds pods that differ from their profiles.
 //! * [`rollout`]: upgrades running pods in place.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
+//! * [`safety_net`]: keeps the policy that serves pods of enabled namespaces while no replica answers.
 //!
 //! Replicas and tasks use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics),
 //! [`simulation`] (simulates the creation of pods) and [`release`] (the names of a release's objects).
@@ -28,6 +29,7 @@ pub mod guard;
 pub mod release;
 pub mod client;
 pub mod leader;
+mod admission_policy;
 pub mod lease;
 pub mod informer;
 pub mod certificates;
@@ -38,6 +40,7 @@ pub mod rotator;
 pub mod revisions;
 pub mod audit;
 pub mod held;
+pub mod safety_net;
 pub mod simulation;
 pub mod rollout;
 

@@ -47,7 +47,9 @@ pub mod inject;
 pub mod snapshot;
 pub mod review;
 
-// Other users of the pipeline: the upgrade of running pods in place, their audit, and callers without an API server.
+// Other users of the pipeline: the upgrade of running pods in place, their audit, callers without an API server, and
+// the admission policies that API servers evaluate themselves.
 pub mod in_place;
 pub mod audit;
 pub mod creation;
+pub mod native;

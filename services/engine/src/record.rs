@@ -3,7 +3,8 @@
 //! For each profile, the record contains the revision, the pointers of the added elements, and the original of every
 //! replaced value. Pointers identify elements of keyed lists by their keys, such as `/spec/containers/logger`, because
 //! indexes change. The entry of a namespaced profile that only extends a cluster profile also contains the name of the
-//! cluster profile: `extends: agent`.
+//! cluster profile: `extends: agent`. An entry that the admission policy of the safety net wrote, and not the webhook,
+//! is marked with `by: policy`.
 //!
 //! Only a genuine record is trusted. In a CREATE review, the API server computes `metadata.managedFields`, which list
 //! the fields that the author of the request wrote. They do not list fields that admission plugins added. If they list
@@ -31,6 +32,12 @@ const VERSION: &str = "1";
 
 /// The key for the name of the cluster profile, in the entry of a namespaced profile that only extends it.
 const EXTENDS: &str = "extends";
+
+/// The key that names the writer of an entry, if it is not the webhook.
+pub(crate) const BY: &str = "by";
+
+/// The value of [`BY`] in the entries of the safety net's admission policy.
+pub(crate) const BY_POLICY: &str = "policy";
 
 /// The record of an earlier pass, which is an earlier call of the webhook for the same object.
 #[derive(Debug)]
@@ -198,6 +205,20 @@ impl Record {
         let changes: Vec<_> = own.into_iter().flat_map(Self::changes_of).collect();
         let others = Self::of_entries(platform.into_iter().map(|entry| entry.raw().to_owned()))?;
         (!changes.is_empty()).then_some((changes, others))
+    }
+
+    /// Separates the entries that the safety net's admission policy wrote from those of the webhook. Returns the record
+    /// of the policy, and that of the webhook if it has entries. `None` if the policy wrote no entry.
+    pub(crate) fn split_policy(&self) -> Option<(Self, Option<Self>)> {
+        let is_of_policy = |entry: &Value<'_>| entry.get(BY).is_some_and(|by| by.is(BY_POLICY));
+        let (policy, webhook): (Vec<_>, Vec<_>) = self.profiles().partition(is_of_policy);
+        if policy.is_empty() {
+            return None;
+        }
+        let record =
+            |entries: Vec<Value<'_>>| Self::of_entries(entries.into_iter().map(|entry| entry.raw().to_owned()));
+        let webhook = if webhook.is_empty() { None } else { record(webhook) };
+        Some((record(policy)?, webhook))
     }
 
     /// Assigns the entries of namespaced profiles that no longer stand in for cluster profiles to those cluster

@@ -2,10 +2,13 @@
 
 #![allow(clippy::indexing_slicing, reason = "test helpers fail by panicking")]
 
+use std::sync::Arc;
+
 use crate::common::{patched, respond, review, snapshot};
 use pillion_engine::decision::Outcome;
 use pillion_engine::profile::{ProfileName, compile};
 use pillion_engine::review::Review;
+use pillion_engine::snapshot::{ProfileSet, Snapshot};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -131,6 +134,68 @@ fn is_unique(mut names: Vec<String>) -> bool {
     names.len() == count
 }
 
+/// Returns a snapshot with cluster profiles, and with a namespaced profile if `own` is valid.
+fn with_own(profiles: &[(&'static str, Json)], own: Option<&Json>) -> Snapshot {
+    let name = ProfileName::namespaced("team-a", "own");
+    let compiled = own.and_then(|own| compile(&name, &serde_json::from_value(own.clone()).ok()?).ok());
+    let before = snapshot(profiles);
+    let all = before.profiles().iter().cloned().chain(compiled.map(Arc::new));
+    before.with_profiles(ProfileSet::new(all))
+}
+
+/// Marks the entries of the record, as the policy of the safety net does.
+fn marked(mut pod: Json) -> Json {
+    if let Some(Json::String(text)) = pod["metadata"].pointer_mut("/annotations/pillion.dev~1injected") {
+        let mut record: Json = serde_json::from_str(text).unwrap_or_default();
+        for entry in record["profiles"].as_array_mut().into_iter().flatten() {
+            entry["by"] = json!("policy");
+        }
+        *text = record.to_string();
+    }
+    pod
+}
+
+/// Removes null values and empty maps and lists, which API servers drop, from the parts that profiles add to.
+fn without_empty(object: &Json) -> Json {
+    let is_kept = |value: &Json| match value {
+        Json::Null => false,
+        Json::Object(fields) => !fields.is_empty(),
+        Json::Array(items) => !items.is_empty(),
+        _ => true,
+    };
+    let mut object = object.clone();
+    for part in ["metadata", "spec"] {
+        if let Some(fields) = object[part].as_object_mut() {
+            fields.retain(|_, value| is_kept(value));
+        }
+    }
+    object
+}
+
+/// The author of a pod cannot mark parts as additions of the safety net's policy, so that Pillion removes them.
+#[test]
+fn forged_mark_of_policy_has_no_effect() {
+    let pod = |by: &str| {
+        let added = ["/spec/containers/extra", "/metadata/labels/x"];
+        let record = json!({"version": 1, "profiles": [{"profile": "a", "revision": "0", "added": added, "by": by}]});
+        json!({
+            "metadata": {
+                "labels": {"x": "y"}, "annotations": {"pillion.dev/injected": record.to_string()},
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {"f:annotations": {"f:pillion.dev/injected": {}}}}}],
+            },
+            "spec": {"containers": [{"name": "web"}, {"name": "extra"}]},
+        })
+    };
+    let snapshot = snapshot(&[("a", crate::common::sidecar("logger"))]);
+    let after = ["policy", "webhook"].map(|by| {
+        let body = review(&pod(by));
+        patched(&body, &respond(&body, &snapshot).0)
+    });
+    assert_eq!(after[0], after[1]);
+    assert_eq!(names_of(&after[0], &["containers"]), ["\"web\"", "\"extra\"", "\"logger\""]);
+    assert_eq!(after[0]["metadata"]["labels"]["x"], "y");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
@@ -167,6 +232,34 @@ proptest! {
         profiles.reverse();
         let (other, _) = respond(&review(&pod), &snapshot(&profiles));
         prop_assert_eq!(one.patch, other.patch);
+    }
+
+    /// The webhook undoes what the safety net's policy added before it, whatever profiles the policy covers. The result
+    /// is that of the webhook alone, and a second pass changes nothing.
+    #[test]
+    fn webhook_after_policy_equals_webhook_alone(
+        pod in pod(), profiles in prop::collection::vec((profile(), any::<bool>()), 1..4), own in prop::option::of(profile()),
+    ) {
+        let mut pod = pod;
+        pod["metadata"]["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:metadata": {}}}]);
+        prop_assume!(is_unique(names_of(&pod, &["containers", "initContainers"])));
+        let covered: Vec<_> = profiles.iter().map(|(_, covered)| *covered).collect();
+        let profiles = usable(profiles.into_iter().map(|(profile, _)| profile).collect());
+        let net = profiles.iter().zip(&covered).filter(|(_, covered)| **covered);
+        let net: Vec<_> = net.map(|(profile, _)| profile.clone()).collect();
+        let (every, net) = (with_own(&profiles, own.as_ref()), snapshot(&net));
+
+        let body = review(&pod);
+        let alone = respond(&body, &every).0;
+        prop_assume!(alone.decision.outcome != Outcome::Denied);
+        let alone = patched(&body, &alone);
+
+        let by_policy = marked(patched(&body, &respond(&body, &net).0));
+        let body = review(&by_policy);
+        let both = patched(&body, &respond(&body, &every).0);
+        prop_assert_eq!(without_empty(&both), without_empty(&alone), "{} -> {}", pod, by_policy);
+        let (second, _) = respond(&review(&both), &every);
+        prop_assert_eq!(second.patch.map(|patch| String::from_utf8(patch).unwrap()), None, "{}", both);
     }
 
     /// Parsing arbitrary bytes returns a review or an error, but does not panic.

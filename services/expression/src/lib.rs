@@ -55,6 +55,7 @@ mod output;
 mod compile;
 mod evaluate;
 mod analysis;
+mod rename;
 
 pub use compile::{Expression, Path};
 pub use error::{EvaluationError, ExpressionError};
@@ -63,6 +64,7 @@ pub use functions::signatures;
 pub use meter::{Allowances, Meter, Owner, Purpose};
 pub use output::Outcome;
 pub use quantity::Quantity;
+pub use rename::rename_members;
 pub use scope::{Scope, closest};
 pub use text::{Part, Source, Text};
 pub use value::{Extended, Items, Key, ListBuilder, MapBuilder, Text as TextValue, Value};

@@ -5,7 +5,7 @@
 
 use anyhow::Context;
 use clap::Args;
-use pillion_api::held;
+use pillion_api::{held, safety_net};
 use pillion_control::Release;
 use pillion_control::held::PolicySettings;
 use pillion_control::webhook_config;
@@ -27,7 +27,7 @@ pub(crate) struct UninstallArgs {
 }
 
 /// Sets `webhooks: disabled` in the release's ConfigMap, so that no controller recreates the webhook configurations.
-/// Then deletes these, and the policies of held namespaces.
+/// Then deletes these, the policies of held namespaces, and the policy of the safety net.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
     block_on(async {
         let UninstallArgs { release, api_server } = args;
@@ -43,6 +43,10 @@ pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
         pillion_control::held::policies::remove(&client, &policies).await.with_context(|| {
             format!("cannot delete the policies {name}-held: pods of held namespaces would wait forever")
         })?;
+        let net = safety_net::Settings::new(name, namespace);
+        pillion_control::safety_net::remove(&client, &net)
+            .await
+            .with_context(|| format!("cannot delete the policy {}: it would still inject pods", net.name))?;
         let said = if removed { "are deleted" } else { "did not exist" };
         let then = if goes {
             format!("is deleted with the service account {}", release.controller())

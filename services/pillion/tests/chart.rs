@@ -107,6 +107,7 @@ fn everything() -> Json {
             "inPlace": true, "restart": true, "pullSecrets": ["registry"], "requestsPerSecond": 50, "namespaced": {"strategy": "InPlace"},
         },
         "audit": {"openReports": true},
+        "safetyNet": {"enabled": true},
         "service": {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"},
         "rbac": {"extraLookups": [{"resource": "configmaps"}, {"group": "example.com", "resource": "things"}]},
         "networkPolicy": {"apiServerCIDRs": ["10.0.0.0/8"], "metricsFrom": [{"namespaceSelector": {}}]},
@@ -383,11 +384,13 @@ fn policies_come_from_values() {
                 });
                 assert_eq!(policy["rollouts"], rollouts);
                 assert_eq!(policy["audit"]["openReports"], true);
+                assert_eq!(policy["safetyNet"], json!({"enabled": true}));
                 assert_eq!(policy["guardrails"]["registries"], json!(["ghcr.io/team"]));
                 assert_eq!(policy["guardrails"]["recordDecisions"], true, "a simulated pod equals a created one");
             } else if component == "controller" {
                 assert_eq!(policy["rollouts"]["inPlace"], false);
                 assert_eq!(policy["audit"]["openReports"], false);
+                assert_eq!(policy["safetyNet"]["enabled"], false);
             }
         }
     }
@@ -432,6 +435,20 @@ fn rbac_equals_deploy_rbac() {
     let without = rules(rendered(&json!({"rbac": {"held": false, "lookups": false, "aggregate": false}})));
     assert!(without.keys().all(|(_, _, name)| !name.ends_with("held") && !name.ends_with("lookups")), "{without:?}");
     assert_eq!(without.len(), expected.len() - 5);
+}
+
+#[test]
+fn safety_net_permissions_follow_value() {
+    let before = rules(rendered(&json!({})));
+    let after = rules(rendered(&json!({"safetyNet": {"enabled": true}})));
+    assert!(before.iter().all(|(name, object)| after[name] == *object));
+    let added: Vec<_> = after.iter().filter(|(name, _)| !before.contains_key(*name)).collect();
+    let [(_, role), (_, binding)] = added.as_slice() else { panic!("{added:?}") };
+    let [permission] = role["rules"].as_array().unwrap().as_slice() else { panic!("{role}") };
+    assert_eq!(permission["resourceNames"], json!(["pillion-safety-net"]));
+    assert_eq!(permission["resources"], json!(["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]));
+    assert!(!permission["verbs"].to_string().contains("delete"), "the controller may always delete the policy");
+    assert_eq!(binding["subjects"][0]["name"], "pillion-controller");
 }
 
 #[test]
@@ -522,6 +539,7 @@ fn invalid_values_are_rejected() {
         (json!({"controller": {"policy": {"rollouts": {"inPlace": true}}}}), "policy"),
         (json!({"controller": {"policy": {"audit": {"openReports": true}}}}), "policy"),
         (json!({"audit": {"openReports": "yes"}}), "openReports"),
+        (json!({"controller": {"policy": {"safetyNet": {"enabled": true}}}}), "policy"),
         (json!({"rollout": {"inplace": true}}), "inplace"),
         (json!({"rollout": {"pullSecrets": [{"name": "registry"}]}}), "pullSecrets"),
         (json!({"rollout": {"requestsPerSecond": 0}}), "requestsPerSecond"),

@@ -11,24 +11,17 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, PartialObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client, Resource};
+use kube::Client;
 use pillion_api::held;
-use serde::Serialize;
-use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::metrics::{HeldMetrics, Policies};
+use crate::admission_policy::{API_GROUP, PolicyObject, PolicyState, changes_of, is_supported};
+use crate::client::chain;
 use crate::client::owner_reference;
-use crate::client::{chain, config, pauses};
-use crate::leader::{FIELD_MANAGER, LeaderContext};
-
-/// The API group of the policies.
-const API_GROUP: &str = "admissionregistration.k8s.io/v1";
+use crate::leader::LeaderContext;
 
 /// The resources of [`API_GROUP`] that the policies need.
 const RESOURCES: [&str; 4] = [
@@ -64,25 +57,6 @@ impl PolicySettings {
     }
 }
 
-/// The desired state of one object.
-struct Wanted {
-    api: Api<DynamicObject>,
-    object: Value,
-    name: String,
-    kind: &'static str,
-}
-
-/// The observed state of one object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PolicyState {
-    InDesiredState,
-    Absent,
-    Different,
-    /// The object's owner is not the current namespace of the release. So Kubernetes would not delete it with the
-    /// namespace.
-    Unowned,
-}
-
 /// While this controller leads, creates and corrects the policies if `wanted` is true, and removes them if it is false.
 /// If it is `None`, the policies are not changed.
 pub async fn run(
@@ -114,7 +88,7 @@ pub async fn run(
             }
             continue;
         };
-        let (state, repaired) = match is_supported(&client).await {
+        let (state, repaired) = match is_supported(&client, &RESOURCES).await {
             Ok(true) => {
                 let owner = if is_wanted { owner_reference::for_namespace(&client, &release).await } else { None };
                 keep(&all, is_wanted, owner.as_ref(), &metrics).await
@@ -166,52 +140,14 @@ pub async fn run(
 
 /// Returns the four objects in the order of creation: first the policy that prevents the removal of the gate, and its
 /// binding, then the policy that adds the gate, and its binding.
-fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Wanted; 4]> {
+fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[PolicyObject; 4]> {
     let policies = &settings.policies;
     Ok([
-        wanted_object::<ValidatingAdmissionPolicy>(
-            client,
-            settings,
-            &held::guarding(policies),
-            "ValidatingAdmissionPolicy",
-        )?,
-        wanted_object::<ValidatingAdmissionPolicyBinding>(
-            client,
-            settings,
-            &held::guarding_binding(policies),
-            "ValidatingAdmissionPolicyBinding",
-        )?,
-        wanted_object::<MutatingAdmissionPolicy>(client, settings, &held::gating(policies), "MutatingAdmissionPolicy")?,
-        wanted_object::<MutatingAdmissionPolicyBinding>(
-            client,
-            settings,
-            &held::gating_binding(policies),
-            "MutatingAdmissionPolicyBinding",
-        )?,
+        PolicyObject::new(client, &held::guarding(policies), "ValidatingAdmissionPolicy")?,
+        PolicyObject::new(client, &held::guarding_binding(policies), "ValidatingAdmissionPolicyBinding")?,
+        PolicyObject::new(client, &held::gating(policies), "MutatingAdmissionPolicy")?,
+        PolicyObject::new(client, &held::gating_binding(policies), "MutatingAdmissionPolicyBinding")?,
     ])
-}
-
-fn wanted_object<K>(
-    client: &Client,
-    settings: &PolicySettings,
-    object: &K,
-    kind: &'static str,
-) -> serde_json::Result<Wanted>
-where
-    K: Resource<DynamicType = ()> + Serialize,
-{
-    let object = serde_json::to_value(object)?;
-    let api = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));
-    Ok(Wanted { api, object, name: settings.policies.name.clone(), kind })
-}
-
-async fn is_supported(client: &Client) -> kube::Result<bool> {
-    let found = match client.list_api_group_resources(API_GROUP).await {
-        Ok(found) => found.resources,
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
-        Err(error) => return Err(error),
-    };
-    Ok(RESOURCES.iter().all(|wanted| found.iter().any(|found| found.name == *wanted)))
 }
 
 /// Deletes the policies of a release: first the one that adds the gate, then the one that prevents its removal. Returns
@@ -220,12 +156,12 @@ async fn is_supported(client: &Client) -> kube::Result<bool> {
 /// # Errors
 /// The API server is unavailable or denies the request.
 pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, RemoveError> {
-    if !is_supported(client).await? {
+    if !is_supported(client, &RESOURCES).await? {
         return Ok(false);
     }
     let mut removed = false;
     for object in all(client, settings)?.iter().rev() {
-        removed |= delete(object).await? != PolicyState::InDesiredState;
+        removed |= object.delete().await? != PolicyState::InDesiredState;
     }
     Ok(removed)
 }
@@ -243,16 +179,16 @@ pub enum RemoveError {
 
 /// Creates, updates or deletes the objects. Returns the state, and whether a write was needed.
 async fn keep(
-    all: &[Wanted; 4],
+    all: &[PolicyObject; 4],
     is_wanted: bool,
     owner: Option<&OwnerReference>,
     metrics: &HeldMetrics,
 ) -> (Policies, bool) {
     let mut repaired = false;
     // Delete in reverse order: first the policy that adds the gate, then the one that prevents its removal.
-    let order: Vec<&Wanted> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
+    let order: Vec<&PolicyObject> = if is_wanted { all.iter().collect() } else { all.iter().rev().collect() };
     for object in order {
-        let done = if is_wanted { put(object, owner).await } else { delete(object).await };
+        let done = if is_wanted { object.put(owner).await } else { object.delete().await };
         match done {
             Ok(PolicyState::InDesiredState) => {}
             Ok(found) => {
@@ -283,82 +219,13 @@ async fn keep(
     (if is_wanted { Policies::InPlace } else { Policies::Off }, repaired)
 }
 
-/// Applies an object with this owner, unless it already is in the desired state. Returns its state before the call.
-async fn put(wanted: &Wanted, owner: Option<&OwnerReference>) -> kube::Result<PolicyState> {
-    let has_desired_owner =
-        |object: &DynamicObject| owner.is_none_or(|owner| owner_reference::has_owner(&object.metadata, owner));
-    let before = wanted.api.get_opt(&wanted.name).await?;
-    let found = match &before {
-        None => PolicyState::Absent,
-        Some(before) if !has_desired_spec(before, &wanted.object) => PolicyState::Different,
-        Some(before) if !has_desired_owner(before) => PolicyState::Unowned,
-        Some(_) => return Ok(PolicyState::InDesiredState),
-    };
-    let mut object = wanted.object.clone();
-    // If the owner is unknown, send the existing owners, since server-side apply would otherwise remove them.
-    let owners = match owner {
-        Some(owner) => Some(vec![owner.clone()]),
-        None => before.and_then(|before| before.metadata.owner_references),
-    };
-    if let (Some(owners), Some(metadata)) = (owners, object.get_mut("metadata").and_then(Value::as_object_mut)) {
-        metadata.insert("ownerReferences".to_owned(), json!(owners));
-    }
-    let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    let applied = wanted.api.patch(&wanted.name, &parameters, &Patch::Apply(&object)).await?;
-    if !has_desired_spec(&applied, &wanted.object) || !has_desired_owner(&applied) {
-        // Another client added fields that Pillion never wrote. Server-side apply keeps them, so replace the object.
-        let mut replaced = DynamicObject { data: json!({"spec": wanted.object.get("spec")}), ..applied };
-        if let Some(owner) = owner {
-            owner_reference::set_owner(&mut replaced.metadata, owner.clone());
-        }
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        wanted.api.replace(&wanted.name, &parameters, &replaced).await?;
-    }
-    Ok(found)
-}
-
-async fn delete(wanted: &Wanted) -> kube::Result<PolicyState> {
-    if wanted.api.get_metadata_opt(&wanted.name).await?.is_none() {
-        return Ok(PolicyState::InDesiredState);
-    }
-    match wanted.api.delete(&wanted.name, &DeleteParams::default()).await {
-        Ok(_) => Ok(PolicyState::Different),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(PolicyState::InDesiredState),
-        Err(error) => Err(error),
-    }
-}
-
-fn has_desired_spec(stored: &DynamicObject, desired: &Value) -> bool {
-    stored.data.get("spec") == desired.get("spec") && stored.metadata.deletion_timestamp.is_none()
-}
-
 /// Returns a stream with an item for each change of one of the objects.
 fn changes(client: &Client, name: &str) -> BoxStream<'static, ()> {
-    fn of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
-    where
-        K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,
-        PartialObjectMeta<K>: Resource<DynamicType = ()>,
-    {
-        let config = config(1).fields(&format!("metadata.name={name}"));
-        let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).backoff(pauses());
-        events
-            .filter_map(|event| async {
-                match event {
-                    Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => Some(()),
-                    Ok(_) => None,
-                    Err(error) => {
-                        debug!(error = chain(&error), "the watch of a policy of held namespaces failed");
-                        None
-                    }
-                }
-            })
-            .boxed()
-    }
     stream::select_all([
-        of::<MutatingAdmissionPolicy>(client, name),
-        of::<MutatingAdmissionPolicyBinding>(client, name),
-        of::<ValidatingAdmissionPolicy>(client, name),
-        of::<ValidatingAdmissionPolicyBinding>(client, name),
+        changes_of::<MutatingAdmissionPolicy>(client, name),
+        changes_of::<MutatingAdmissionPolicyBinding>(client, name),
+        changes_of::<ValidatingAdmissionPolicy>(client, name),
+        changes_of::<ValidatingAdmissionPolicyBinding>(client, name),
     ])
     .boxed()
 }
@@ -371,6 +238,7 @@ mod tests {
     use http_body_util::Full;
     use kube::client::Body;
     use prometheus_client::registry::Registry;
+    use serde_json::json;
     use tokio_util::sync::CancellationToken;
 
     use super::*;

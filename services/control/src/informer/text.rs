@@ -255,6 +255,7 @@ fn is_same_profile(a: &CompiledProfile, b: &CompiledProfile) -> bool {
         && a.limits() == b.limits()
         && a.ancestors().eq(b.ancestors())
         && a.rollout() == b.rollout()
+        && a.has_safety_net() == b.has_safety_net()
 }
 
 /// Whether both are the same compiled version, or both are `None`.

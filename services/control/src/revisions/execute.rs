@@ -20,13 +20,14 @@ use pillion_api::revision::{RevisionBounds, RevisionSpec, label_value, object_na
 use pillion_api::{ClusterProfileRevision, ProfileRevision};
 use pillion_engine::profile::ProfileName;
 use serde_json::json;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::dry_run::{Verdict, pod_template, verdict};
 use super::dry_runs::DryRunRequest;
 use super::observe::{self, RevisionStore};
+use super::opted_in::Coverage;
 use super::plan::{Plan, PlanSettings, ProfileEvent, plan};
 use super::schedule::{Budget, PassResult, Schedule};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL, Metrics, Settings};
@@ -101,6 +102,8 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
     let (to_read, reading) = unbounded();
     let mut reads = reading.map(|profile| read_again(&client, profile)).buffer_unordered(CONCURRENT_WRITES);
     let mut round: Option<(Pass, Writes)> = None;
+    let mut coverage = settings.safety_net.as_ref().ok().map(|channels| channels.coverage.clone());
+    store.coverage = settings.safety_net.as_ref().map(|_| Coverage::default()).map_err(|why| *why);
     loop {
         let next = schedule.next_pass();
         let is_writing = round.is_some();
@@ -163,6 +166,13 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 }
                 continue;
             }
+            covered = next_coverage(&mut coverage) => {
+                store.coverage = Ok(covered);
+                if store.is_complete() {
+                    schedule.changed(Instant::now());
+                }
+                continue;
+            }
             () = pass_due, if !is_writing => {
                 let start = Instant::now();
                 if schedule.start_pass(store.namespaces_changed(), start) {
@@ -191,16 +201,32 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                 }
                 metrics.rejected.set(i64::try_from(store.rejected()).unwrap_or(i64::MAX));
                 if let Some(followed) = &settings.followed {
-                    let now = Some(store.followed(settings.limits));
-                    followed.send_if_modified(|known| {
-                        let differs = *known != now;
-                        *known = now;
-                        differs
-                    });
+                    send_if_new(followed, Some(store.followed(settings.limits)));
+                }
+                if let Ok(channels) = &settings.safety_net {
+                    send_if_new(&channels.opted_in, Some(store.opted_in()));
                 }
             }
         }
     }
+}
+
+fn send_if_new<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
+    sender.send_if_modified(|known| {
+        let differs = *known != now;
+        *known = now;
+        differs
+    });
+}
+
+/// Waits for the next coverage of the safety net. Waits forever if there is no safety net.
+async fn next_coverage(coverage: &mut Option<watch::Receiver<Coverage>>) -> Coverage {
+    if let Some(receiver) = coverage
+        && receiver.changed().await.is_ok()
+    {
+        return receiver.borrow_and_update().clone();
+    }
+    std::future::pending().await
 }
 
 impl RevisionStore {

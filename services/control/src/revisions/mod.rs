@@ -8,6 +8,7 @@
 //! - `observe`: watches profiles and their revisions.
 //! - `execute`: executes the plans. `schedule` decides when. `dry_runs` tracks dry runs.
 //! - `profile_status`: writes the status of a profile.
+//! - `followed`, `opted_in`: the profiles for the tasks of rollouts and of the safety net.
 //!
 //! The task is level-triggered: after a change, it plans all profiles again. A profile in its desired state costs only
 //! a comparison. Accepted revisions are stored in the cluster, so the next leader continues from there. Before it
@@ -24,6 +25,7 @@ mod conflicts;
 mod dry_run;
 mod execute;
 mod followed;
+mod opted_in;
 mod observe;
 mod plan;
 pub(crate) mod profile_event;
@@ -41,6 +43,7 @@ use prometheus_client::registry::Registry;
 pub use execute::run;
 pub(crate) use followed::DEFAULT_POD_TIMEOUT_SECONDS;
 pub use followed::{Followed, FollowedProfiles, RolloutLimits};
+pub use opted_in::{Coverage, OptedIn};
 
 use tokio::sync::watch;
 
@@ -71,6 +74,17 @@ pub struct Settings {
     pub followed: Option<watch::Sender<Option<FollowedProfiles>>>,
     /// The limits of that task. Strategies beyond them have no effect.
     pub limits: RolloutLimits,
+    /// The connection to the task of the safety net, or the reason why that task does not run.
+    pub safety_net: Result<NetChannels, &'static str>,
+}
+
+/// The connection to the task of the safety net, [`crate::safety_net`].
+#[derive(Clone, Debug)]
+pub struct NetChannels {
+    /// Receives the profiles that opt in, once all profiles are known.
+    pub opted_in: watch::Sender<Option<Vec<OptedIn>>>,
+    /// The coverage of these profiles.
+    pub coverage: watch::Receiver<Coverage>,
 }
 
 impl Settings {
@@ -80,7 +94,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods. Collects changes for 100
+    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods or keep a safety net. Collects changes for 100
     /// ms, counts namespaces at most once a minute, and retries writes after 2 s.
     fn default() -> Self {
         Self {
@@ -91,6 +105,7 @@ impl Default for Settings {
             memory: share::Limits::default(),
             followed: None,
             limits: RolloutLimits::default(),
+            safety_net: Err("the chart's value safetyNet.enabled is false"),
         }
     }
 }

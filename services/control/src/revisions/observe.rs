@@ -21,6 +21,7 @@ use serde_json::Value;
 use super::conflicts::{Conflict, conflicts};
 use super::dry_runs::{DryRunRequest, DryRuns};
 use super::followed::{Followed, FollowedProfiles, RolloutLimits};
+use super::opted_in::{Coverage, OptedIn};
 use super::plan::{Accepted, Observed};
 use super::{BOUNDED_BY_PARENT, BOUNDS_LABEL};
 use crate::client::config;
@@ -93,6 +94,8 @@ pub(super) struct RevisionStore {
     pub(super) dry_runs: DryRuns,
     /// Dry runs to start.
     pub(super) due_dry_runs: Vec<DryRunRequest>,
+    /// The coverage of the safety net, or the reason why there is no safety net.
+    pub(super) coverage: Result<Coverage, &'static str>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
 }
@@ -126,6 +129,7 @@ impl RevisionStore {
             conflicts: HashMap::new(),
             dry_runs: DryRuns::default(),
             due_dry_runs: Vec::new(),
+            coverage: Ok(Coverage::default()),
             namespaces_changed: true,
             counts: HashMap::new(),
         }
@@ -373,6 +377,7 @@ impl RevisionStore {
             namespaces,
             conflict: self.conflicts.get(name),
             verdict,
+            uncovered: self.uncovered(name),
         })
     }
 
@@ -392,6 +397,27 @@ impl RevisionStore {
             followed.active.extend(Followed::read(profile, rollout, limits));
         }
         followed
+    }
+
+    /// Returns the profiles that opt in to the safety net.
+    pub(super) fn opted_in(&self) -> Vec<OptedIn> {
+        let opted_in = self.index().stored().filter(|profile| self.has_safety_net(&profile.name));
+        opted_in.filter_map(|profile| OptedIn::read(profile)).collect()
+    }
+
+    fn has_safety_net(&self, name: &ProfileName) -> bool {
+        self.index().state(name).and_then(|state| state.good).is_some_and(|good| good.has_safety_net())
+    }
+
+    /// Returns the reason why the safety net does not cover a profile that opts in.
+    fn uncovered(&self, name: &ProfileName) -> Option<&str> {
+        if !self.has_safety_net(name) {
+            return None;
+        }
+        match &self.coverage {
+            Ok(coverage) => coverage.get(&name.name)?.as_ref().err().map(String::as_str),
+            Err(why) => Some(why),
+        }
     }
 
     /// Whether namespaces must be counted again.

@@ -81,6 +81,8 @@ pub(super) struct Observed<'o> {
     pub(super) conflict: Option<&'o Conflict>,
     /// Result of the dry run that this leader made of the accepted revision, if there is one.
     pub(super) verdict: Option<&'o Verdict>,
+    /// The reason why the safety net does not cover the profile, although the profile opts in.
+    pub(super) uncovered: Option<&'o str>,
 }
 
 /// An Event for a profile.
@@ -398,6 +400,10 @@ fn conditions(
         let to = to.get(..to.floor_char_boundary(64)).unwrap_or_default();
         message =
             format!("{message}; {ROLLBACK_TO_ANNOTATION} is {to:?}, which does not match exactly one kept revision");
+    }
+    if let Some(why) = observed.uncovered.filter(|_| publication.newest.is_some()) {
+        let why = why.get(..why.floor_char_boundary(MESSAGE_BYTES)).unwrap_or_default();
+        message = format!("{message}; the safety net does not cover it: {why}");
     }
     let conflicted = match observed.conflict {
         Some(conflict) => (CONFLICTED, "True", conflict.reason(), conflict.message()),

@@ -45,7 +45,7 @@ use merge::{
     ApplyOutput, Confirmed, Conflict, InsertCounts, Merge, MergeError, MergeInputs, MergeScratch, ProfileOrigin,
 };
 use pod_resources::PodResources;
-pub(crate) use undo::{NamespaceChanges, without_record};
+pub(crate) use undo::{NamespaceChanges, PolicyChanges, without_record};
 pub use undo::{UndoError, Undone, undo};
 
 /// The node label for the operating system.
@@ -75,6 +75,8 @@ pub(crate) struct InjectTarget<'a> {
     pub(crate) arena: &'a Arena,
     /// The injection record of an earlier pass, if there was one.
     pub(crate) earlier: Option<&'a Record>,
+    /// The changes of the safety net's admission policy. They are undone before the first profile is applied.
+    pub(crate) policy: Option<&'a PolicyChanges<'a>>,
     /// The limits of the namespaced profiles.
     pub(crate) limits: TenantLimits<'a>,
 }
@@ -133,8 +135,11 @@ pub(crate) fn apply<'a>(
     exclusions: Exclusions<'_, 'a>,
 ) -> Result<Applied<'a>, Malformed> {
     let (mut document, earlier) = match exclusions.others {
-        Some((_, changes)) => (changes.undone(target.object, target.type_)?, Some(&changes.others)),
-        None => (Document::new(target.object), target.earlier),
+        Some((_, changes)) => (changes.undone(target.object, target.type_, target.policy)?, Some(&changes.others)),
+        None => match target.policy {
+            Some(policy) => (policy.undone(target.object, target.type_)?, target.earlier),
+            None => (Document::new(target.object), target.earlier),
+        },
     };
     let is_alone = exclusions.others.is_some();
     let resources = if target.type_.is_pod() { PodResources::of(&mut document)? } else { None };
@@ -154,7 +159,7 @@ pub(crate) fn apply<'a>(
         injected: Injected::wanted_by(profiles),
         is_watched: is_alone || profiles.iter().any(|selected| !selected.is_of_platform()),
         confirmed: Confirmed::default(),
-        is_touched: false,
+        is_touched: target.policy.is_some(),
         rendered: None,
     };
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(profiles.len());
@@ -222,7 +227,8 @@ struct Pass<'a> {
     /// profiles.
     is_watched: bool,
     confirmed: Confirmed,
-    /// Whether this pass has applied a profile.
+    /// Whether the document differs from the object of the request: this pass has applied a profile, or has undone the
+    /// changes of the safety net's policy.
     is_touched: bool,
     /// The object with the changes of this pass so far. `None` if there are no changes, or if it must be rendered
     /// again.
@@ -410,7 +416,8 @@ impl<'a> Pass<'a> {
             merge.containers = own;
         }
         if merge.changes > 0 && target.type_.is_pod() {
-            merge.check_containers(target.object)?;
+            // The containers of the safety net's policy are not the author's.
+            merge.check_containers(if target.policy.is_some() { target.context.object } else { target.object })?;
         }
         let output = merge.finish();
         if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {

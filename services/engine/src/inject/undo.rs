@@ -17,6 +17,9 @@ use super::pod_resources::PodResources;
 /// The maximum length of a list that is searched without an index.
 const FEW: usize = 16;
 
+/// The pointer of the record in an object.
+const RECORD_POINTER: &str = "/metadata/annotations/pillion.dev~1injected";
+
 /// A place below the root of the object.
 struct Place {
     parent: SlotId,
@@ -45,7 +48,7 @@ pub(super) fn undo_record(
     let changes = undoable(record.changes());
     let mut undoing = Undoing::of(object, type_);
     undoing.undo_whole(&changes, missing)?;
-    undoing.remove_addition("/metadata/annotations/pillion.dev~1injected")?;
+    undoing.remove_addition(RECORD_POINTER)?;
     let mut text = String::with_capacity(object.raw().len());
     undoing.document.write(Document::ROOT, &mut text);
     Ok(OwnedTape::parse(text).ok())
@@ -99,11 +102,41 @@ impl<'r> NamespaceChanges<'r> {
         Some(Self { changes: undoable(changes), others })
     }
 
-    /// Returns the object without these changes.
-    pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
+    /// Returns the object without these changes, and without those of the safety net's policy.
+    pub(super) fn undone(
+        &'r self,
+        object: Value<'r>,
+        type_: &'static Type,
+        policy: Option<&'r PolicyChanges<'r>>,
+    ) -> Result<Document<'r>, Malformed> {
         let mut undoing = Undoing::of(object, type_);
+        if let Some(policy) = policy {
+            policy.undo(&mut undoing)?;
+        }
         undoing.undo_whole(&self.changes, &mut |_| {})?;
         Ok(undoing.document)
+    }
+}
+
+/// The changes that the safety net's admission policy made before the API server called the webhook.
+pub(crate) struct PolicyChanges<'r>(Vec<Undoable<'r>>);
+
+impl<'r> PolicyChanges<'r> {
+    /// Reads the changes from the record of the policy.
+    pub(crate) fn of(record: &'r Record) -> Self {
+        Self(undoable(record.changes()))
+    }
+
+    /// Returns the object without these changes and without the record.
+    pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
+        let mut undoing = Undoing::of(object, type_);
+        self.undo(&mut undoing)?;
+        Ok(undoing.document)
+    }
+
+    fn undo(&'r self, undoing: &mut Undoing<'r>) -> Result<(), Malformed> {
+        undoing.undo_whole(&self.0, &mut |_| {})?;
+        undoing.remove_addition(RECORD_POINTER).map(drop)
     }
 }
 

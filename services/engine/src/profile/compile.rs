@@ -92,6 +92,7 @@ fn compile(name: &ProfileName, flattened: &FlattenedProfile) -> Result<CompiledP
         opt_out,
         namespace_selector: spec.namespace_selector.clone(),
         rollout: spec.rollout.clone(),
+        safety_net: spec.safety_net.unwrap_or_default(),
         object_selector: spec.object_selector.clone(),
         exclusive_group: spec.exclusive_group.as_deref().map(Box::from),
         order: spec.order.unwrap_or(DEFAULT_ORDER),

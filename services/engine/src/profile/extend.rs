@@ -3,8 +3,8 @@
 //! * `merge` merges a child into its parent. Parameters, variables, lookups, conditions, preconditions, container
 //!   patches and validations merge by `name`, and templates by the keys of server-side apply. Everything else is
 //!   replaced. Parameters merge field by field: a child with `{name: endpoint, default: x}` keeps the type and the
-//!   range of the parent's parameter, and `sources: []` removes the keys. `description`, `activation` and `rollout` are
-//!   never inherited.
+//!   range of the parent's parameter, and `sources: []` removes the keys. `description`, `activation`, `rollout` and
+//!   `safetyNet` are never inherited.
 //! * A namespaced profile that only extends a profile and sets values has no limits of its own. Any other namespaced
 //!   profile has the limits for tenants.
 //! * Each merged part keeps its origin, so that an error in an inherited part is reported for the parent.

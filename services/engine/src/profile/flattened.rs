@@ -15,6 +15,9 @@ use super::{Diagnostic, Limits, ProfileName};
 /// The field that is reported for errors in a parent.
 pub(super) const EXTENDS: &str = "spec.extends.name";
 
+/// The fields that are not part of a revision, because they do not affect the injected pod.
+const UNHASHED: [&str; 2] = ["rollout", "safetyNet"];
+
 /// The number of hexadecimal digits of a revision. 40 bits are enough to distinguish the few revisions of one profile.
 const REVISION_LENGTH: usize = 10;
 
@@ -41,8 +44,8 @@ impl FlattenedProfile {
         Self { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new(), stored_revision: None, origin: None }
     }
 
-    /// Returns the revision: a hash of everything except `rollout`, which does not affect the injected pod. `None` if
-    /// the spec cannot be serialized.
+    /// Returns the revision: a hash of everything except `rollout` and `safetyNet`, which do not affect the injected
+    /// pod. `None` if the spec cannot be serialized.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
@@ -58,7 +61,7 @@ impl FlattenedProfile {
         generation: Option<i64>,
         source: Option<&str>,
     ) -> Result<RevisionSpec, Diagnostic> {
-        let spec = ProfileSpec { rollout: None, ..self.spec.clone() };
+        let spec = ProfileSpec { rollout: None, safety_net: None, ..self.spec.clone() };
         let text = serde_json::to_string(&spec).map_err(|error| Diagnostic::new("spec", error.to_string()))?;
         let revision = self.revision().unwrap_or_default().into();
         let source = source.filter(|_| !self.ancestors.is_empty());
@@ -145,12 +148,16 @@ impl FlattenedProfile {
     }
 }
 
-/// Hashes a spec without `rollout` and with sorted object keys. If the profile extends others, its limits are included.
+/// Hashes a spec without the fields in [`UNHASHED`], and with sorted object keys. If the profile extends others, its
+/// limits are included.
 /// `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
     // Parse the spec as a stored revision is parsed, because parsing may change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
-    json.as_object_mut()?.remove("rollout");
+    let fields = json.as_object_mut()?;
+    for field in UNHASHED {
+        fields.remove(field);
+    }
     if !ancestors.is_empty() {
         let bounds = format!("{limits:?}");
         json = serde_json::json!({"text": json, "bounds": bounds, "ancestors": ancestors, "set": set});

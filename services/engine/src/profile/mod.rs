@@ -175,6 +175,7 @@ pub struct CompiledProfile {
     pub(crate) opt_out: OptOut,
     pub(crate) namespace_selector: Option<LabelSelector>,
     rollout: Option<Rollout>,
+    safety_net: bool,
     pub(crate) object_selector: Option<LabelSelector>,
     pub(crate) exclusive_group: Option<Box<str>>,
     pub(crate) order: i32,
@@ -325,6 +326,12 @@ impl CompiledProfile {
     #[must_use]
     pub const fn rollout(&self) -> Option<&Rollout> {
         self.rollout.as_ref()
+    }
+
+    /// Whether the spec opts in to the safety net. The spec of a revision does not contain this field.
+    #[must_use]
+    pub const fn has_safety_net(&self) -> bool {
+        self.safety_net
     }
 
     /// Makes the profile namespaced without checking its spec, as if its values came from expressions.

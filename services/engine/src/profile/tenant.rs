@@ -35,6 +35,10 @@ pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>
     if spec.rollout.as_ref().is_some_and(|rollout| rollout.namespace_selector.is_some()) {
         diagnostics.push(Diagnostic::new("spec.rollout.namespaceSelector", format!("namespaceSelector {sentence}")));
     }
+    if spec.safety_net == Some(true) {
+        let message = "safetyNet is only for cluster profiles: the API server's policy applies before all replicas";
+        diagnostics.push(Diagnostic::new("spec.safetyNet", message).with_help("remove it"));
+    }
     if spec.opt_out == Some(OptOut::Forbidden) {
         diagnostics.push(
             Diagnostic::new("spec.optOut", "optOut Forbidden is only for cluster profiles").with_help("use Allowed"),
@@ -134,6 +138,7 @@ pub(super) const fn only_extends(spec: &ProfileSpec) -> bool {
         order: _,
         parameters: _,
         rollout: _,
+        safety_net: _,
         target: None,
         opt_out: None,
         namespace_selector: None,

@@ -38,7 +38,11 @@ pub(super) struct ReviewContext<'r> {
 
 /// The original object of a review, without injection, and the injection record in the object.
 pub(super) struct OriginalObject {
+    /// The record of earlier passes, without the entries in `policy`.
     pub(super) record: FoundRecord,
+    /// The record of the safety net's admission policy, which the API server evaluates before it calls the webhook for
+    /// a new pod. The webhook undoes these changes, and decides as if the policy did not exist.
+    pub(super) policy: Option<Record>,
     /// The object without the changes in the record. `None` if there is no genuine record.
     restored: Option<OwnedTape>,
 }
@@ -123,7 +127,9 @@ impl<'r> ReviewContext<'r> {
             FoundRecord::Genuine(record) => without_record(self.object, record, self.type_())?,
             FoundRecord::None | FoundRecord::Foreign => None,
         };
-        Ok(OriginalObject { record, restored })
+        let undoes_policy = self.action.phase == Phase::Mutate && self.action.operation == Operation::Create;
+        let (record, policy) = if undoes_policy { record.split_policy() } else { (record, None) };
+        Ok(OriginalObject { record, policy, restored })
     }
 
     /// Whether the update of a stored object changes its record. Such a record is ignored, because everyone who may
@@ -259,6 +265,14 @@ impl FoundRecord {
         match annotation.as_str().and_then(|text| Record::read(&text)) {
             Some(record) => Self::Genuine(record),
             None => Self::Foreign,
+        }
+    }
+
+    /// Separates the entries of the safety net's admission policy from a genuine record.
+    fn split_policy(self) -> (Self, Option<Record>) {
+        match self.genuine().and_then(Record::split_policy) {
+            Some((policy, webhook)) => (webhook.map_or(Self::None, Self::Genuine), Some(policy)),
+            None => (self, None),
         }
     }
 

@@ -16,7 +16,7 @@ use super::context::{FoundRecord, ReviewContext, malformed_object};
 use super::{Decided, Endpoint, Facts, InternalError, Observer, Review, Step, validate};
 use crate::context::Arena;
 use crate::decision::{Decision, Notice, Outcome, ProfileDecision, ProfileOutcome, Reason};
-use crate::inject::{self, Applied, Exclusions, InjectTarget, NamespaceChanges, Verdict};
+use crate::inject::{self, Applied, Exclusions, InjectTarget, NamespaceChanges, PolicyChanges, Verdict};
 use crate::json::{Document, Kind, Malformed, SlotId, Value};
 use crate::limits::{self, Excess, TenantLimits};
 use crate::patch::{self, CheckFault, MAX_OBJECT_BYTES, MAX_PATCH_BYTES};
@@ -98,6 +98,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let taken_over =
         record.and_then(|record| record.taken_over(|name, parent| selection.successor_revision(name, parent)));
     let record = taken_over.as_ref().or(record);
+    let policy = original.policy.as_ref().map(PolicyChanges::of);
     let changes = record.and_then(|record| NamespaceChanges::of(record, |name| selection.has_stand_in(name)));
     let had_stand_in = record.is_some_and(|record| {
         selection.profiles.iter().any(|selected| selected.stands_in && record.has(selected.profile.display_name()))
@@ -115,8 +116,8 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
 
     observer.begins(Step::Merge);
     let limits = TenantLimits { namespace: &context.namespace, guardrails };
-    let target =
-        InjectTarget { object, type_: context.type_(), context: eval_context, arena: &arena, earlier: record, limits };
+    let (type_, policy) = (context.type_(), policy.as_ref());
+    let target = InjectTarget { object, type_, context: eval_context, arena: &arena, earlier: record, policy, limits };
     let finish = |applied: &mut Applied<'_>| {
         let record = applied.record.take().or_else(|| marks.then(RecordWriter::empty));
         inject::set_record(&mut applied.document, record)?;

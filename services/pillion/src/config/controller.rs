@@ -11,6 +11,7 @@ use pillion_api::held;
 use pillion_api::names::{FailureMode, is_dns_label};
 use pillion_api::opt_in::{OptIn, OptInError};
 use pillion_api::profile::RolloutStrategy;
+use pillion_api::safety_net;
 use pillion_api::webhook_configuration::{self, Timeouts};
 use pillion_control::Release;
 use pillion_control::certificates::ca::Lifetimes;
@@ -22,6 +23,7 @@ use pillion_control::probe;
 use pillion_control::revisions::RolloutLimits;
 use pillion_control::rollout::RolloutSettings;
 use pillion_control::rotator;
+use pillion_control::safety_net::NetSettings;
 use pillion_control::trust_probe;
 use pillion_control::webhook_config;
 use pillion_engine::limits::Guardrails;
@@ -55,6 +57,7 @@ pub(crate) struct ControllerPolicy {
     pub(crate) profiles: Profiles,
     pub(crate) rollouts: Rollouts,
     pub(crate) audit: Audit,
+    pub(crate) safety_net: SafetyNet,
     pub(crate) guardrails: Guardrails,
     /// The value of `cluster` in expressions. Must equal that of the replicas.
     #[schemars(extend("expected" = "a map"))]
@@ -211,6 +214,15 @@ pub(crate) struct Audit {
     pub(crate) open_reports: bool,
 }
 
+/// The settings of the safety net.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct SafetyNet {
+    /// Whether the controller keeps the admission policy of the safety net, for profiles with `safetyNet: true`. The
+    /// service account needs a further permission.
+    pub(crate) enabled: bool,
+}
+
 impl Default for Rollouts {
     fn default() -> Self {
         Self {
@@ -361,6 +373,26 @@ impl ControllerPolicy {
         let mut settings = held::Settings::new(release.name(), release.namespace());
         settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
         PolicySettings::new(settings)
+    }
+
+    /// Returns the settings of the safety net. `Err` with the reason if there is none.
+    pub(crate) fn safety_net(&self, release: &Release) -> Result<NetSettings, &'static str> {
+        if !self.safety_net.enabled {
+            return Err("the chart's value safetyNet.enabled is false");
+        }
+        if !self.certificates.managed {
+            return Err("certificates.managed is false in the controller's policy");
+        }
+        Ok(NetSettings::new(self.safety_net_policy(release)))
+    }
+
+    /// Returns the settings of the safety net's policy.
+    pub(crate) fn safety_net_policy(&self, release: &Release) -> safety_net::Settings {
+        let mut settings = safety_net::Settings::new(release.name(), release.namespace());
+        settings.excluded_namespaces.clone_from(&self.webhooks.excluded_namespaces);
+        // The labels were validated when the file was read.
+        settings.opt_in = self.webhooks.labels().unwrap_or_default();
+        settings
     }
 
     /// Returns the settings for releasing held pods.

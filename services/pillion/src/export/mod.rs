@@ -1,20 +1,21 @@
 //! `pillion export`: writes profiles as Kubernetes' own admission policies, which the API server evaluates itself, and
 //! reports the parts of profiles that these policies cannot express.
 //!
-//! * [`conditions`]: converts the selection of a profile to match conditions, and checks which expressions the API
-//!   server can evaluate.
-//! * [`policy`]: converts a profile to `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+//! [`policy`] converts a profile to `ValidatingAdmissionPolicy` and `MutatingAdmissionPolicy` objects.
+//! [`pillion_engine::native`] converts the selection of the profile, and checks which expressions the API server can
+//! evaluate.
 
-mod conditions;
 mod policy;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use pillion_api::ProfileSpec;
 use pillion_api::opt_in::OptIn;
-use pillion_engine::profile::CompiledProfile;
+use pillion_api::safety_net;
+use pillion_engine::native::safety_net::Candidate;
+use pillion_engine::native::{self, NotExported, PolicyScope, Profile};
+use pillion_engine::snapshot::ProfileSet;
 use serde_json::Value;
 
 use crate::exit::Exit;
@@ -39,31 +40,10 @@ pub(crate) struct ExportArgs {
     /// effect
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
-}
-
-/// The objects that a policy covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PolicyScope {
-    /// Objects to which the profile applies.
-    Profile,
-    /// Objects of every kind, in all namespaces that the profile's selector matches. This is possible because the API
-    /// server evaluates the policy itself; it never calls the webhook for every kind.
-    Everywhere,
-}
-
-/// A part of a profile that Kubernetes' own policies cannot express.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct NotExported {
-    /// The field: `spec.validations[0]`.
-    path: String,
-    /// The reason, without a full stop.
-    why: String,
-}
-
-impl NotExported {
-    fn new(path: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { path: path.into(), why: why.into() }
-    }
+    /// Print the policy of the safety net, which the controller keeps for cluster profiles with `safetyNet: true`, and
+    /// report the profiles that it cannot express
+    #[arg(long, conflicts_with = "everywhere")]
+    safety_net: bool,
 }
 
 /// The policies of a profile with their bindings, and the parts that were omitted.
@@ -73,27 +53,18 @@ struct Exported {
     left_out: Vec<NotExported>,
 }
 
-/// A profile, both compiled and as a spec, with the settings of the export.
-#[derive(Clone, Copy)]
-struct Profile<'p> {
-    compiled: &'p CompiledProfile,
-    spec: &'p ProfileSpec,
-    /// The name of another profile that is requested with the same key.
-    rival: Option<&'p str>,
-    scope: PolicyScope,
-    /// The labels with which namespaces opt in.
-    opt_in: &'p OptIn,
-}
-
 /// Prints the policies. Succeeds if nothing was omitted.
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
-    let ExportArgs { paths, output, everywhere, opt_in } = args;
+    let ExportArgs { paths, output, everywhere, opt_in, safety_net } = args;
     let opt_in = OptIn::with(opt_in.iter().map(String::as_str)).context("--opt-in")?;
     let scope = if everywhere { PolicyScope::Everywhere } else { PolicyScope::Profile };
     let loaded = load::profiles_with_texts(&paths);
     output::problems(&loaded.problems)?;
     if !loaded.problems.is_empty() {
         bail!("invalid profiles cannot be exported");
+    }
+    if safety_net {
+        return print_safety_net(&loaded, opt_in, output);
     }
     let (mut objects, mut complete) = (Vec::new(), true);
     for (index, (compiled, Written { spec, .. })) in loaded.profiles.iter().zip(&loaded.texts).enumerate() {
@@ -113,4 +84,25 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<Exit> {
         output::print(&output::objects(&objects, output)?)?;
     }
     Ok(Exit::findings(!complete))
+}
+
+/// Prints the policy of the safety net with its binding. Succeeds if the policy covers all cluster profiles.
+fn print_safety_net(loaded: &load::Loaded, opt_in: OptIn, output: Format) -> anyhow::Result<Exit> {
+    let all = ProfileSet::new(loaded.profiles.iter().cloned());
+    let pairs = loaded.profiles.iter().zip(&loaded.texts);
+    let cluster = pairs.filter(|(compiled, _)| compiled.name().namespace.is_none());
+    let candidates = cluster.map(|(compiled, Written { spec, .. })| Candidate { compiled, spec });
+    let net = native::safety_net::safety_net(candidates, &all, &opt_in);
+    for (name, NotExported { path, why }) in &net.uncovered {
+        output::report(&format!("{name}: {path} is left out: {why}"))?;
+    }
+    if !net.covered.is_empty() {
+        let settings = safety_net::Settings { opt_in, ..safety_net::Settings::new("pillion", "pillion-system") };
+        let variables = net.covered.iter().flat_map(|covered| covered.variables.iter().cloned());
+        let mutations = net.covered.iter().map(|covered| covered.mutation.clone());
+        let policy = serde_json::to_value(safety_net::policy(&settings, variables, mutations))?;
+        let binding = serde_json::to_value(safety_net::binding(&settings))?;
+        output::print(&output::objects(&[policy, binding], output)?)?;
+    }
+    Ok(Exit::findings(!net.uncovered.is_empty()))
 }

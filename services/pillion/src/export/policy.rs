@@ -3,13 +3,13 @@
 
 use pillion_api::ProfileSpec;
 use pillion_api::names::GROUP;
-use pillion_api::profile::{
-    FailurePolicy, Operation, OptOut, PreconditionAction, Target, Validation, ValidationAction,
+use pillion_api::profile::{FailurePolicy, Operation, OptOut, Target, Validation, ValidationAction};
+use pillion_engine::native::{
+    Common, Expressions, Message, NotExported, PolicyScope, Profile, Used, common, namespace_selector, quoted,
 };
 use serde_json::{Map, Value, json};
 
-use super::conditions::{self, Condition, Expressions, Message, Used, quoted};
-use super::{Exported, NotExported, PolicyScope, Profile};
+use super::Exported;
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
@@ -28,16 +28,6 @@ const EXCLUDED_RESOURCES: [(&str, &str); 4] = [
 /// A validation in the API server's format, and the variables that it uses.
 struct Native {
     text: Value,
-    used: Used,
-}
-
-/// The parts that all validations of a policy share.
-struct Common {
-    conditions: Vec<Condition>,
-    /// Conditions that use variables or the namespace, which the API server's match conditions do not support. Each
-    /// becomes a variable, and a validation applies only if all of these are true.
-    guards: Vec<Condition>,
-    /// The variables that the guards use.
     used: Used,
 }
 
@@ -104,69 +94,6 @@ pub(super) fn export(profile: Profile<'_>) -> Exported {
         }
     }
     Exported { objects, left_out }
-}
-
-/// Returns the common parts of a profile's validations, or the reason why the profile cannot be exported.
-fn common(profile: Profile<'_>, expressions: &Expressions<'_>) -> Result<Common, NotExported> {
-    let spec = profile.spec;
-    for (path, is_there, why) in [
-        ("spec.extends", spec.extends.is_some(), "some of its fields are in another profile"),
-        ("spec.exclusiveGroup", spec.exclusive_group.is_some(), "policies cannot exclude one another"),
-        ("spec.rollout", spec.rollout.is_some(), "a policy has no revisions"),
-    ] {
-        if is_there {
-            return Err(NotExported::new(path, why));
-        }
-    }
-    if let Some(index) = spec
-        .parameters
-        .iter()
-        .position(|parameter| parameter.sources.as_ref().is_some_and(|sources| !sources.is_empty()))
-    {
-        let why = "the API server does not read parameters from annotations, so it cannot report an invalid value";
-        return Err(NotExported::new(format!("spec.parameters[{index}]"), why));
-    }
-    if let Some(precondition) = spec.preconditions.first() {
-        let why = match precondition.action.unwrap_or(PreconditionAction::Skip) {
-            PreconditionAction::Warn | PreconditionAction::Skip => "it warns, which a condition of a policy cannot do",
-            PreconditionAction::Deny => {
-                "it rejects objects, which a condition of a policy cannot do; use a validation instead"
-            }
-        };
-        return Err(NotExported::new("spec.preconditions[0]", why));
-    }
-    let (mut guards, mut conditions): (Vec<_>, Vec<_>) = conditions::conditions(profile)?
-        .into_iter()
-        .partition(|condition| condition.expression.contains("namespaceObject"));
-    let mut used = Used::new();
-    for (index, condition) in spec.match_conditions.iter().enumerate() {
-        let path = format!("spec.matchConditions[{index}]");
-        let needed = expressions.check(&condition.expression).map_err(|why| NotExported::new(&path, why))?;
-        let name = if is_name(&condition.name) { condition.name.clone() } else { format!("condition-{index}") };
-        let own = Condition { name, expression: condition.expression.trim().to_owned() };
-        if needed.is_empty() && !expressions.reads_namespace(&condition.expression) {
-            conditions.push(own);
-        } else {
-            guards.push(own);
-            used.extend(needed);
-        }
-    }
-    for (index, guard) in guards.iter_mut().enumerate() {
-        let name = guard.name.trim_start_matches("pillion-").replace(['-', '.'], "_");
-        guard.name = format!("pillion_{index}_{name}");
-    }
-    Ok(Common { conditions, guards, used })
-}
-
-/// Whether the API server accepts this condition name, and the name does not start with the prefix of the exporter's
-/// own names.
-fn is_name(name: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    edge(name.chars().next())
-        && edge(name.chars().next_back())
-        && name.len() <= 63
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-        && !name.starts_with("pillion-")
 }
 
 fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_>) -> Result<Native, String> {
@@ -310,7 +237,7 @@ fn base(
     let spec = profile.spec;
     let mut constraints = json!({
         "matchPolicy": "Equivalent",
-        "namespaceSelector": conditions::namespace_selector(profile)?,
+        "namespaceSelector": namespace_selector(profile)?,
         "resourceRules": [rule],
     });
     if let Some(selector) = &spec.object_selector {

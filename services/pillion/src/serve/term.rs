@@ -23,9 +23,10 @@ use pillion_control::held::{HeldMetrics, Injection, ReleaseSettings, policies, r
 use pillion_control::informer::lookups;
 use pillion_control::lease::Claim;
 use pillion_control::probe::{self, ProbeMetrics};
-use pillion_control::revisions;
+use pillion_control::revisions::{self, Coverage, NetChannels};
 use pillion_control::rollout::{self, RolloutChannels, RolloutMetrics};
 use pillion_control::rotator::{Rotator, RotatorMetrics};
+use pillion_control::safety_net::{self, NetInputs, NetSettings, SafetyNetMetrics};
 use pillion_control::trust_probe::{ApiServerProber, TrustProbe, TrustProbeMetrics};
 use pillion_control::webhook_config::switch::{self, KillSwitch};
 use pillion_control::webhook_config::{self, Keeper, Rules};
@@ -53,6 +54,7 @@ pub(crate) struct LeaderMetrics {
     configuration: webhook_config::Metrics,
     clock: ClockMetrics,
     held: HeldMetrics,
+    safety_net: SafetyNetMetrics,
     audit: AuditMetrics,
     open_reports: OpenReportMetrics,
     lookups: lookups::Metrics,
@@ -71,6 +73,7 @@ impl LeaderMetrics {
             configuration: webhook_config::Metrics::register(registry),
             clock: ClockMetrics::register(registry),
             held: HeldMetrics::register(registry),
+            safety_net: SafetyNetMetrics::register(registry),
             audit: AuditMetrics::register(registry, limits.max_tenants, limits.max_profiles),
             open_reports: OpenReportMetrics::register(registry),
             lookups: lookups::Metrics::register(registry),
@@ -87,6 +90,7 @@ impl LeaderMetrics {
         self.clock.reset();
         self.held.reset();
         self.open_reports.reset();
+        self.safety_net.reset();
         self.revisions.reset();
         self.rollout.reset();
         self.disabled.set(0);
@@ -148,6 +152,17 @@ impl Term {
             };
             tasks.spawn("the upgrades of running pods", rollout::run(tasks.leading(), channels, settings));
         }
+        let net = self.policy.safety_net(&self.release).map(|settings| {
+            let (opted_in_sender, opted_in) = watch::channel(None);
+            let (coverage_sender, coverage) = watch::channel(Coverage::default());
+            accepting.safety_net = Ok(NetChannels { opted_in: opted_in_sender, coverage });
+            Net { settings, opted_in, coverage: coverage_sender }
+        });
+        if let Err(why) = &net {
+            accepting.safety_net = Err(why);
+            let policy = self.policy.safety_net_policy(&self.release);
+            tasks.spawn("the disabled safety net", safety_net::run_disabled(tasks.leading(), policy));
+        }
         let accepting = revisions::run(tasks.leading(), accepting, self.metrics.revisions.clone(), publisher);
         tasks.spawn("the revisions of profiles", accepting);
         let audited = tasks.audit(&self.client, &snapshot, status.clone(), asked, &self.metrics, opt_in);
@@ -156,7 +171,7 @@ impl Term {
             tasks.spawn("the reports", open_reports::run(tasks.leading(), audited, questions, metrics));
         }
         if self.policy.certificates.managed {
-            self.rotate(&mut tasks, snapshot, status);
+            self.rotate(&mut tasks, snapshot, status, net.ok());
         } else {
             // The probe task also creates the ConfigMap of the kill switch. If certificates are managed, the task for
             // the webhook configurations creates the ConfigMap instead.
@@ -168,10 +183,16 @@ impl Term {
     }
 
     /// Starts the tasks for certificates and webhook configurations, and those that depend on them.
-    fn rotate(self, tasks: &mut Tasks, snapshot: Arc<ArcSwap<Snapshot>>, status: watch::Receiver<Status>) {
+    fn rotate(
+        self,
+        tasks: &mut Tasks,
+        snapshot: Arc<ArcSwap<Snapshot>>,
+        status: watch::Receiver<Status>,
+        net: Option<Net>,
+    ) {
         let Self { client, config, release, policy, metrics, trust_probe, trust_probe_address, failures: _ } = self;
         let (rules_sender, rules) = watch::channel(None);
-        tasks.spawn("the rules", follow_rules(snapshot, status, rules_sender, tasks.stop()));
+        tasks.spawn("the rules", follow_rules(Arc::clone(&snapshot), status, rules_sender, tasks.stop()));
 
         let clock = Clock::new(clock::Settings::default(), metrics.clock);
         let (clock_task, api_server, until) = (clock.clone(), client.clone(), tasks.stop());
@@ -196,6 +217,12 @@ impl Term {
         tasks.spawn("the webhook configurations", keeper.run(tasks.leading()));
 
         let off = tasks.switch(&client, &release, metrics.disabled);
+        if let Some(Net { settings, opted_in, coverage }) = net {
+            let (live, off) = (live.clone(), off.clone());
+            let inputs = NetInputs { published: snapshot, opted_in, live, off, coverage };
+            let keeping = safety_net::run(tasks.leading(), settings, inputs, metrics.safety_net);
+            tasks.spawn("the safety net", keeping);
+        }
         let (probe_results_sender, found) = watch::channel(None);
         let known = wanted::Inputs { found, live: live.clone(), off };
         tasks.held(known, policy.held_policies(&release), policy.held_releases(), metrics.held);
@@ -238,6 +265,13 @@ impl Failures {
             stop.run_until_cancelled(sleep(PAUSE_AFTER_FAILURE)).await;
         }
     }
+}
+
+/// The settings of the safety net, and its connection to the revisions of profiles.
+struct Net {
+    settings: NetSettings,
+    opted_in: watch::Receiver<Option<Vec<revisions::OptedIn>>>,
+    coverage: watch::Sender<Coverage>,
 }
 
 /// The tasks of a term.

@@ -57,6 +57,7 @@ mod rolling;
 mod rollout;
 mod rollout_commands;
 mod rotation;
+mod safety_net;
 mod scaling;
 mod serving_secret;
 mod shipped;

@@ -60,7 +60,9 @@ secrets pillion-serving: get list watch
 
 const CONTROLLER_IN_TENANT_NAMESPACE: &str = "\
 admissionregistration.k8s.io mutatingadmissionpolicies pillion-held: create delete get list patch update watch
+admissionregistration.k8s.io mutatingadmissionpolicies pillion-safety-net: delete get
 admissionregistration.k8s.io mutatingadmissionpolicybindings pillion-held: create delete get list patch update watch
+admissionregistration.k8s.io mutatingadmissionpolicybindings pillion-safety-net: delete get
 admissionregistration.k8s.io mutatingwebhookconfigurations pillion: delete get list update watch
 admissionregistration.k8s.io mutatingwebhookconfigurations: create
 admissionregistration.k8s.io validatingadmissionpolicies pillion-held: create delete get list patch update watch

@@ -78,6 +78,7 @@ impl Case {
             requested_at: time.map(Box::from),
         });
         let observed = Observed {
+            uncovered: None,
             generation: Some(7),
             is_namespaced: false,
             accepted: self.accepted.clone(),

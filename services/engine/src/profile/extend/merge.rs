@@ -18,8 +18,8 @@ const MAX_DEPTH: usize = 64;
 const UNMATCHABLE_DIRECTIVES: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are
-/// applied. Each profile also has its own rollout of revisions.
-const OWN_FIELDS: [&str; 4] = ["extends", "description", "activation", "rollout"];
+/// applied. Each profile also has its own rollout of revisions, and its own safety net.
+const OWN_FIELDS: [&str; 5] = ["extends", "description", "activation", "rollout", "safetyNet"];
 
 /// Fields of a parameter that define the keys to read, and the meaning of an empty value.
 const KEY_FIELDS: [&str; 4] = ["annotation", "label", "annotationPrefix", "empty"];

@@ -4,19 +4,21 @@
 use std::collections::BTreeSet;
 
 use pillion_api::ProfileSpec;
-use pillion_api::names::{INJECT_LABEL, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
+use pillion_api::names::{FailureMode, INJECT_LABEL, NAMESPACE_NAME_LABEL, PROFILES_ANNOTATION, SYSTEM_NAMESPACES};
 use pillion_api::opt_in::OptIn;
 use pillion_api::profile::{Activation, EmptyValue, OnUnknown, Operation, OptOut, RequestKey, Variable};
-use pillion_expression::{Expression, Part, Scope, Source, Text};
 use serde_json::{Value, json};
 
 use super::{NotExported, PolicyScope, Profile};
+use crate::expression::{Expression, Part, Scope, Source, Text};
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Condition {
-    pub(super) name: String,
-    pub(super) expression: String,
+pub struct Condition {
+    /// The name.
+    pub name: String,
+    /// The expression of the API server.
+    pub expression: String,
 }
 
 /// The default values that request the default profile (truthy), or no profile (falsy).
@@ -179,12 +181,14 @@ fn namespace(map: &str, key: &str) -> String {
 }
 
 /// Returns a string as a CEL literal.
-pub(super) fn quoted(text: &str) -> String {
+#[must_use]
+pub fn quoted(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n").replace('\r', "\\r");
     format!("'{escaped}'")
 }
 
-fn list(words: &[String]) -> String {
+/// Returns strings as a CEL literal.
+pub(super) fn list(words: &[String]) -> String {
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
     format!("[{}]", words.join(", "))
 }
@@ -192,15 +196,24 @@ fn list(words: &[String]) -> String {
 /// Returns an expression that is true if the namespace is opted in. Only the first opt-in label that the namespace has
 /// is considered, which a selector cannot express.
 fn opted_in(opt_in: &OptIn) -> String {
+    opted_in_as(opt_in, |_| true)
+}
+
+/// Like [`opted_in`], but only for some failure modes.
+pub(super) fn opted_in_as(opt_in: &OptIn, is_wanted: impl Fn(FailureMode) -> bool) -> String {
     opt_in.labels().iter().rev().fold("false".to_owned(), |otherwise, label| {
         let value = namespace("labels", &label.key);
-        let values: Vec<_> = label.values.iter().map(|(value, _)| value.clone()).collect();
+        let values = label.values.iter().filter(|(_, failure_mode)| is_wanted(*failure_mode));
+        let values: Vec<_> = values.map(|(value, _)| value.clone()).collect();
         format!("({value}.hasValue() ? {value}.value() in {} : {otherwise})", list(&values))
     })
 }
 
-/// Returns the selector for the profile's namespaces. Without `--everywhere`, it also requires the opt-in.
-pub(super) fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
+/// Returns the selector for the profile's namespaces. Without [`PolicyScope::Everywhere`], it also requires the opt-in.
+///
+/// # Errors
+/// The selector cannot be serialized.
+pub fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Error> {
     let mut selector = serde_json::to_value(profile.spec.namespace_selector.clone().unwrap_or_default())?;
     let mut expressions = Vec::new();
     if profile.scope == PolicyScope::Profile {
@@ -246,23 +259,29 @@ const REQUEST: [&str; 12] = [
 ];
 
 /// Compiles the expressions of a profile, and checks whether the API server can evaluate them.
-pub(super) struct Expressions<'p> {
+#[derive(Debug)]
+pub struct Expressions<'p> {
     spec: &'p ProfileSpec,
     scope: Scope,
 }
 
 /// Variables that are used, directly or through other variables.
-pub(super) type Used = BTreeSet<String>;
+pub type Used = BTreeSet<String>;
 
 impl<'p> Expressions<'p> {
-    pub(super) fn new(spec: &'p ProfileSpec) -> Self {
+    /// Creates the compiler for a profile's expressions.
+    #[must_use]
+    pub fn new(spec: &'p ProfileSpec) -> Self {
         let scope = NAMES.into_iter().fold(Scope::new(), Scope::with);
         let scope = ["params", "variables", "lookups"].into_iter().fold(scope, Scope::with_any_members);
         Self { spec, scope }
     }
 
-    /// Returns the variables that an expression uses, or the reason why the API server cannot evaluate it.
-    pub(super) fn check(&self, source: &str) -> Result<Used, String> {
+    /// Returns the variables that an expression uses.
+    ///
+    /// # Errors
+    /// Returns the reason why the API server cannot evaluate the expression.
+    pub fn check(&self, source: &str) -> Result<Used, String> {
         let mut used = Used::new();
         self.collect(source, &mut used)?;
         Ok(used)
@@ -301,8 +320,33 @@ impl<'p> Expressions<'p> {
     }
 
     /// Whether an expression reads the namespace directly.
-    pub(super) fn reads_namespace(&self, source: &str) -> bool {
+    #[must_use]
+    pub fn reads_namespace(&self, source: &str) -> bool {
         Expression::compile(source, &self.scope).is_ok_and(|expression| expression.uses("namespaceObject"))
+    }
+
+    /// Whether the result of an expression depends only on parameters, and not on the object or the request.
+    #[must_use]
+    pub fn reads_only_parameters(&self, source: &str) -> bool {
+        let Ok(expression) = Expression::compile(source, &self.scope) else { return false };
+        // The result of `jitter` depends on the request.
+        let is_fixed = !source.contains("jitter");
+        is_fixed
+            && expression.paths().iter().all(|path| match (path.name.as_str(), path.fields.first()) {
+                ("params", _) => true,
+                ("variables", Some(name)) => {
+                    self.variable(name).is_some_and(|variable| self.reads_only_parameters(&variable.expression))
+                }
+                _ => false,
+            })
+    }
+
+    /// Returns the paths in the object that an expression reads directly.
+    #[must_use]
+    pub fn object_paths(&self, source: &str) -> Vec<Vec<String>> {
+        let Ok(expression) = Expression::compile(source, &self.scope) else { return Vec::new() };
+        let paths = expression.paths().iter().filter(|path| path.name == "object");
+        paths.map(|path| path.fields.clone()).collect()
     }
 
     fn variable(&self, name: &str) -> Option<&'p Variable> {
@@ -310,7 +354,8 @@ impl<'p> Expressions<'p> {
     }
 
     /// Returns the used variables in dependency order, as the API server requires.
-    pub(super) fn in_order(&self, used: &Used) -> Vec<&'p Variable> {
+    #[must_use]
+    pub fn in_order(&self, used: &Used) -> Vec<&'p Variable> {
         let mut ordered: Vec<&Variable> = Vec::new();
         // There are no cycles, so each round places at least one variable.
         for _ in 0..used.len() {
@@ -327,7 +372,10 @@ impl<'p> Expressions<'p> {
     }
 
     /// Converts a message for the API server: a string, or an expression with the variables that it uses.
-    pub(super) fn message(&self, text: &str) -> Result<(Message, Used), String> {
+    ///
+    /// # Errors
+    /// Returns the reason why the API server cannot evaluate an expression of the message.
+    pub fn message(&self, text: &str) -> Result<(Message, Used), String> {
         let mut used = Used::new();
         let mut piece =
             |source: &Source| self.collect(&source.text, &mut used).map(|()| format!("string({})", source.text.trim()));
@@ -347,8 +395,11 @@ impl<'p> Expressions<'p> {
 }
 
 /// A message of a validation, as a string or as an expression of the API server.
-pub(super) enum Message {
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// A string.
     Plain(String),
+    /// An expression.
     Computed(String),
 }
 

@@ -1,0 +1,223 @@
+//! The profiles and the generated pods of the test.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value as Json, json};
+
+/// The namespaces, each with its labels and annotations. In all of them except `plain`, pods are injected.
+pub(super) fn namespaces() -> Json {
+    let namespace = |name: &str, labels: Json, annotations: Json| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels, "annotations": annotations}});
+    let enabled = json!({"pillion.dev/injection": "enabled"});
+    let gold = json!({"pillion.dev/injection": "enabled", "tier": "gold"});
+    let items = json!([
+        namespace("shop", enabled.clone(), json!({})),
+        namespace("bank", gold, json!({})),
+        namespace(
+            "asking",
+            enabled.clone(),
+            json!({"pillion.dev/profiles": "asked", "inject.example.com/logger": "true"})
+        ),
+        namespace("plain", json!({}), json!({})),
+        namespace("tenant", enabled, json!({})),
+    ]);
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+/// The namespaces in which only profiles of the safety net apply.
+const COVERED: [&str; 4] = ["shop", "bank", "asking", "plain"];
+
+/// The number of profiles that the policy covers.
+pub(super) const COVERED_PROFILES: u64 = 7;
+
+/// The profiles. The policy covers all except `patches` and `tenant/own`.
+pub(super) fn profiles() -> Json {
+    let cluster = |name: &str, mut spec: Json| {
+        spec["safetyNet"] = json!(true);
+        json!({"apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name}, "spec": spec})
+    };
+    let items = json!([
+        cluster("labels", json!({"order": 10, "template": {"metadata": {
+            "labels": {"team": "platform", "example.com/net": "yes"},
+            "annotations": {"example.com/note": "it's \"here\"\\", "example.com/name": "${object.metadata.name}-${params.suffix}"},
+        }}, "parameters": [{"name": "suffix", "type": "string", "default": "x"}]})),
+        // The expression fails for a pod without the label, so the engine skips the profile.
+        cluster("strict", json!({"order": 15, "template": {"metadata": {"annotations": {"example.com/app": "${object.metadata.labels['app']}"}}}})),
+        cluster("proxy", json!({
+            "order": 20,
+            "matchConditions": [{"name": "mesh", "expression": "variables.mesh != 'off'"}],
+            "variables": [{"name": "mesh", "expression": "object.metadata.?labels[?'mesh'].orValue('on')"}],
+            "template": {
+                "metadata": {"labels": {"proxy": "on"}},
+                "spec": {
+                    "initContainers": [{
+                        "$position": "First", "name": "proxy", "image": "proxy:1", "restartPolicy": "Always",
+                        "args": ["--mode=${variables.mesh}", "--port=8080"], "ports": [{"containerPort": 8080, "name": "proxy"}],
+                        "startupProbe": {"httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 2},
+                        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+                        "securityContext": {"runAsNonRoot": true, "capabilities": {"drop": ["ALL"]}},
+                    }],
+                    "volumes": [{"name": "tmp", "emptyDir": {}}],
+                },
+            },
+        })),
+        cluster("logger", json!({
+            "order": 30,
+            "requestedBy": {"annotation": "inject.example.com/logger", "values": ["logger:v1"]},
+            "template": {"spec": {
+                "containers": [{
+                    "name": "logger", "image": "logger:1",
+                    "env": [
+                        {"name": "APP", "value": "${object.metadata.?labels[?'app'].orValue('none')}"},
+                        {"name": "PATHS", "value": "$(APP)/logs"},
+                        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                    ],
+                    "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}},
+                    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+                }],
+                "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "logger-config", "configMap": {"name": "logger", "optional": true}}],
+            }},
+        })),
+        cluster("proxy-two", json!({"order": 40, "template": {"spec": {"initContainers": [
+            {"$position": "First", "name": "second", "image": "second:1", "restartPolicy": "Always"},
+            {"name": "last", "image": "last:1"},
+        ]}}})),
+        cluster("gold", json!({
+            "order": 50, "namespaceSelector": {"matchLabels": {"tier": "gold"}},
+            "objectSelector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["b"]}]},
+            "template": {"spec": {"initContainers": [{"name": "setup", "image": "setup:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}},
+        })),
+        cluster("asked", json!({"order": 60, "activation": "Requested", "template": {"metadata": {"annotations": {"asked": "yes"}}}})),
+        cluster("patches", json!({
+            "order": 25, "requestedBy": {"label": "patch"},
+            "containerPatches": [{"name": "all", "template": {"env": [{"name": "PATCHED", "value": "yes"}]}}],
+        })),
+        {"apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile", "metadata": {"name": "own", "namespace": "tenant"}, "spec": {
+            "activation": "Always",
+            "template": {"metadata": {"labels": {"tenant": "yes"}}, "spec": {"containers": [{"name": "own", "image": "own:1"}]}},
+        }},
+    ]);
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+/// A generator of pods (`SplitMix64`), so that every run has the same pods.
+pub(super) struct Generator(pub(super) u64);
+
+impl Generator {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+
+    fn pick<'c>(&mut self, choices: &[&'c str]) -> &'c str {
+        let index = self.next() % choices.len() as u64;
+        choices[usize::try_from(index).unwrap()]
+    }
+
+    /// Returns a namespace and a pod. With `is_covered`, only profiles of the safety net apply to the pod, and the
+    /// policy does what the engine does.
+    pub(super) fn pod(&mut self, number: usize, is_covered: bool) -> (&'static str, Json) {
+        let namespace = if is_covered { self.pick(&COVERED) } else { self.pick(&["shop", "bank", "tenant"]) };
+        let (labels, annotations) = (self.labels(is_covered), self.annotations(is_covered));
+        let mut metadata = json!({"name": format!("pod-{number}")});
+        if !labels.is_empty() {
+            metadata["labels"] = json!(labels);
+        }
+        if !annotations.is_empty() {
+            metadata["annotations"] = json!(annotations);
+        }
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.spec(is_covered)});
+        (namespace, pod)
+    }
+
+    fn labels(&mut self, is_covered: bool) -> BTreeMap<&'static str, &'static str> {
+        let mut labels = BTreeMap::new();
+        let mut add = |generator: &mut Self, percent, key, values: &[&'static str]| {
+            if generator.chance(percent) {
+                labels.insert(key, generator.pick(values));
+            }
+        };
+        add(self, 60, "app", &["a", "b"]);
+        add(self, 30, "mesh", &["off", "on", "strict"]);
+        add(self, 20, "team", &["own", "platform"]);
+        add(self, 10, "pillion.dev/inject", &["false", "true"]);
+        add(self, 10, "proxy", &["mine"]);
+        if !is_covered {
+            add(self, 50, "patch", &["true", "no"]);
+        }
+        labels
+    }
+
+    fn annotations(&mut self, is_covered: bool) -> BTreeMap<&'static str, &'static str> {
+        let mut annotations = BTreeMap::new();
+        let mut add = |generator: &mut Self, percent, key, values: &[&'static str]| {
+            if generator.chance(percent) {
+                annotations.insert(key, generator.pick(values));
+            }
+        };
+        let values = ["true", "YES", "no", "", "logger", "Logger:V1", "other", "no,true"];
+        add(self, 60, "inject.example.com/logger", &values);
+        add(
+            self,
+            30,
+            "pillion.dev/profiles",
+            &["asked", "-proxy", "-logger, asked", "-labels,-strict", "nobody", "asked,-asked"],
+        );
+        add(self, 10, "example.com/note", &["mine"]);
+        add(self, 20, "example.com/kept", &["as it is"]);
+        if !is_covered {
+            add(self, 20, "pillion.dev/profiles", &["labels@0000", "-proxy@1", "proxy@f"]);
+            let forged = r#"{"version":1,"profiles":[{"profile":"labels","revision":"0","added":["/spec/containers/web"],"by":"policy"}]}"#;
+            add(self, 20, "pillion.dev/injected", &[forged, "junk"]);
+        }
+        annotations
+    }
+
+    fn spec(&mut self, is_covered: bool) -> Json {
+        let container = |name: &str| json!({"name": name, "image": format!("{name}:1")});
+        let mut containers = vec![container("web")];
+        for (percent, name) in [(30, "other"), (8, "logger"), (4, "last")] {
+            if self.chance(percent) {
+                let at = usize::try_from(self.next()).unwrap_or(0) % (containers.len() + 1);
+                containers.insert(at, container(name));
+            }
+        }
+        let names: Vec<_> = containers.iter().map(|container| container["name"].clone()).collect();
+        let mut init = Vec::new();
+        for (percent, name) in [(30, "init"), (8, "proxy"), (4, "second")] {
+            if self.chance(percent) && !names.contains(&json!(name)) {
+                init.push(container(name));
+            }
+        }
+        let mut volumes = Vec::new();
+        if self.chance(50) {
+            volumes.push(json!({"name": "data", "emptyDir": {}}));
+        }
+        match self.next() % 8 {
+            0 => volumes.push(json!({"name": "tmp", "emptyDir": {}})),
+            1 => volumes.push(json!({"name": "tmp", "configMap": {"name": "mine"}})),
+            2 => volumes.insert(0, json!({"name": "logger-config", "emptyDir": {"medium": "Memory"}})),
+            _ => {}
+        }
+        let mut spec = json!({"containers": containers});
+        if !init.is_empty() {
+            spec["initContainers"] = json!(init);
+        }
+        if !volumes.is_empty() {
+            spec["volumes"] = json!(volumes);
+        }
+        if self.chance(5) {
+            spec["nodeSelector"] = json!({"kubernetes.io/os": self.pick(&["windows", "linux"])});
+        }
+        if !is_covered && self.chance(20) {
+            spec["resources"] = json!({"limits": {"cpu": "1"}});
+        }
+        spec
+    }
+}
