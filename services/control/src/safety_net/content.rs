@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::{Api, Client};
 use pillion_api::ClusterProfileRevision;
@@ -13,6 +14,7 @@ use pillion_engine::native::safety_net::{Candidate, Covered, safety_net};
 use pillion_engine::profile::{CompiledProfile, ProfileName, ProfileSource};
 use pillion_engine::snapshot::ProfileSet;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tracing::warn;
 
 use crate::guard::guarded;
@@ -20,6 +22,8 @@ use crate::revisions::{Coverage, OptedIn};
 
 /// The name of the object in a dry run.
 const SAMPLE: &str = "pillion-safety-net";
+/// When a rejected revision is tried again. The API server, or the policies that deny it, may have changed.
+const RETRY_AFTER: Duration = Duration::from_mins(10);
 
 /// The published revision of a profile.
 struct Published {
@@ -28,12 +32,19 @@ struct Published {
     compiled: Arc<CompiledProfile>,
 }
 
+/// Why a revision is not covered.
+struct Rejection {
+    revision: String,
+    why: String,
+    since: Instant,
+}
+
 /// The published revisions of the profiles that opt in, and the reasons why the policy does not cover some of them.
 #[derive(Default)]
 pub(super) struct Content {
     published: BTreeMap<Box<str>, Published>,
     /// Reasons that concern the current revision of a profile, such as errors of the API server.
-    rejected: HashMap<Box<str>, (String, String)>,
+    rejected: HashMap<Box<str>, Rejection>,
     /// The revisions whose additions the API server accepts.
     checked: HashMap<Box<str>, Box<str>>,
     /// The reason for each profile without a published revision that applies to all pods.
@@ -44,18 +55,20 @@ impl Content {
     /// Reads the revisions that were published since the last call.
     ///
     /// # Errors
-    /// The API server is unavailable or rejects a request. The other revisions are read at the next call.
+    /// The API server is unavailable or rejects a request. Such revisions are left out, and read again at the next call.
     pub(super) async fn update(&mut self, client: &Client, opted_in: &[OptedIn]) -> kube::Result<()> {
         self.published.retain(|name, known| {
             let is_current = |profile: &OptedIn| profile.revision.as_deref() == Ok(&*known.revision);
             opted_in.iter().any(|profile| *profile.name == **name && is_current(profile))
         });
-        self.rejected.retain(|name, (revision, _)| {
-            opted_in.iter().any(|profile| *profile.name == **name && profile.revision.as_ref() == Ok(&*revision))
+        self.rejected.retain(|name, Rejection { revision, since, .. }| {
+            let is_current = |profile: &OptedIn| *profile.name == **name && profile.revision.as_ref() == Ok(revision);
+            since.elapsed() < RETRY_AFTER && opted_in.iter().any(is_current)
         });
         self.checked.retain(|name, _| opted_in.iter().any(|profile| profile.name == *name));
         self.unpublished.clear();
         let api: Api<ClusterProfileRevision> = Api::all(client.clone());
+        let mut result = Ok(());
         for OptedIn { name, revision } in opted_in {
             let revision = match revision {
                 Ok(revision) => revision,
@@ -67,9 +80,17 @@ impl Content {
             if self.published.contains_key(name) {
                 continue;
             }
-            let Some(stored) = api.get_opt(&object_name(name, revision)).await? else {
-                self.unpublished.insert(name.clone(), format!("the revision {revision} does not exist"));
-                continue;
+            let stored = match api.get_opt(&object_name(name, revision)).await {
+                Ok(Some(stored)) => stored,
+                Ok(None) => {
+                    self.unpublished.insert(name.clone(), format!("the revision {revision} does not exist"));
+                    continue;
+                }
+                Err(error) => {
+                    self.unpublished.insert(name.clone(), format!("the revision {revision} could not be read"));
+                    result = Err(error);
+                    continue;
+                }
             };
             let of = ProfileName::cluster(name.clone());
             let read = guarded(&of, || {
@@ -85,14 +106,14 @@ impl Content {
                 self.unpublished.insert(name.clone(), why);
             }
         }
-        Ok(())
+        result
     }
 
     /// Checks with a dry run that the API server accepts the additions of each profile. Records those that it rejects.
     /// Returns whether it accepts all of them.
     ///
     /// # Errors
-    /// The API server is unavailable or denies a dry run.
+    /// The API server is unavailable.
     pub(super) async fn check(&mut self, client: &Client, home: &str, covered: &[Covered]) -> kube::Result<bool> {
         let mut accepts_all = true;
         for profile in covered {
@@ -104,7 +125,8 @@ impl Content {
                 Ok(()) => {
                     self.checked.insert(name.clone(), profile.revision.clone());
                 }
-                Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                // Another admission policy may deny the sample, too. With 429, the API server is overloaded.
+                Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
                     accepts_all = false;
                     let message = one_line(&status.message);
                     warn!(profile = %profile.name, error = message, "the API server rejects the profile's additions");
@@ -118,7 +140,8 @@ impl Content {
 
     /// Records that the API server rejects the mutation of a profile.
     pub(super) fn reject(&mut self, covered: &Covered, why: String) {
-        self.rejected.insert(covered.name.name.clone(), (covered.revision.to_string(), why));
+        let rejection = Rejection { revision: covered.revision.to_string(), why, since: Instant::now() };
+        self.rejected.insert(covered.name.name.clone(), rejection);
     }
 
     /// Converts the profiles. Returns those that the policy covers, and the coverage of all profiles that opt in.
@@ -127,7 +150,7 @@ impl Content {
         for (name, why) in &self.unpublished {
             coverage.insert(name.clone(), Err(why.clone()));
         }
-        for (name, (_, why)) in &self.rejected {
+        for (name, Rejection { why, .. }) in &self.rejected {
             coverage.insert(name.clone(), Err(format!("the API server rejects it: {why}")));
         }
         let candidates = self.published.iter().filter(|(name, _)| !self.rejected.contains_key(*name));

@@ -82,9 +82,27 @@ pub struct NetInputs {
 impl NetInputs {
     /// Returns whether pods should be served while no replica answers. `None` until that is known.
     fn is_wanted(&mut self) -> Option<bool> {
-        let off = (*self.off.borrow_and_update())?;
-        let is_disabled = self.live.borrow_and_update().as_ref()?.disabled;
-        Some(!off && !is_disabled)
+        let off = *self.off.borrow_and_update();
+        let is_disabled = self.live.borrow_and_update().as_ref().map(|live| live.disabled);
+        match (off, is_disabled) {
+            (Some(true), _) | (_, Some(true)) => Some(false),
+            (Some(false), Some(false)) => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Waits until pods should no longer be served while no replica answers.
+    async fn switched_off(&mut self) {
+        let mut off = (self.off.clone(), self.live.clone());
+        while self.is_wanted() != Some(false) {
+            let changed = tokio::select! {
+                changed = off.0.changed() => changed,
+                changed = off.1.changed() => changed,
+            };
+            if changed.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     /// Waits until an input changes. Returns false if a sender was dropped.
@@ -136,13 +154,13 @@ impl Keeper {
             let published = inputs.published.load_full();
             let wanted = inputs.is_wanted();
             let opted_in = inputs.opted_in.borrow_and_update().clone();
-            let (Some(is_wanted), Some(opted_in)) = (wanted, opted_in) else {
-                if !inputs.changed().await {
-                    return;
-                }
-                continue;
+            // The removal needs no profiles, so it is possible even if they cannot be read.
+            let (state, repaired, coverage) = match (wanted, opted_in) {
+                (Some(false), opted_in) => self.withdraw(&opted_in.unwrap_or_default()).await,
+                (Some(true), Some(opted_in)) => self.pass(&mut inputs, &opted_in, &published).await,
+                _ if inputs.changed().await => continue,
+                _ => return,
             };
-            let (state, repaired, coverage) = self.pass(is_wanted, &opted_in, &published).await;
             let covered = coverage.values().filter(|covered| covered.is_ok()).count();
             self.metrics.state(state);
             self.metrics.profiles(covered, coverage.len() - covered);
@@ -168,14 +186,37 @@ impl Keeper {
                 () = republished(&profiles, &published, self.settings.poll) => {}
                 is_open = inputs.changed() => if !is_open { return },
             }
-            tokio::time::sleep_until(not_before).await;
+            // The kill switch does not wait.
+            tokio::select! {
+                () = tokio::time::sleep_until(not_before) => {}
+                () = inputs.switched_off(), if wanted != Some(false) => {}
+            }
+        }
+    }
+
+    /// Deletes the policy, because injection is disabled.
+    async fn withdraw(&mut self, opted_in: &[OptedIn]) -> (NetState, bool, Coverage) {
+        let coverage =
+            opted_in.iter().map(|profile| (profile.name.clone(), Err("injection is disabled".to_owned()))).collect();
+        self.written = Vec::new();
+        match remove(&self.leading.client, &self.settings.policy).await {
+            Ok(removed) => {
+                if removed {
+                    info!(name = self.settings.policy.name, "the policy of the safety net was deleted");
+                }
+                (NetState::Off, removed, coverage)
+            }
+            Err(error) => {
+                warn!(error = chain(&error), "the policy of the safety net could not be deleted; trying again");
+                (NetState::Failing, false, coverage)
+            }
         }
     }
 
     /// Brings the policy into its desired state. Returns the state, whether a write was needed, and the coverage.
     async fn pass(
         &mut self,
-        is_wanted: bool,
+        inputs: &mut NetInputs,
         opted_in: &[OptedIn],
         published: &Snapshot,
     ) -> (NetState, bool, Coverage) {
@@ -203,14 +244,15 @@ impl Keeper {
                 return (NetState::Failing, false, everywhere("the API server is unavailable"));
             }
         }
-        if let Err(error) = self.content.update(&client, opted_in).await {
-            warn!(error = chain(&error), "a revision for the safety net could not be read");
-            return (NetState::Failing, false, everywhere("a revision could not be read"));
+        // A profile whose revision cannot be read is left out, so that its earlier revision is not added any longer.
+        let updated = self.content.update(&client, opted_in).await;
+        if let Err(error) = &updated {
+            warn!(error = chain(error), "a revision for the safety net could not be read; trying again");
         }
         let mut repaired = false;
         for _ in 0..ATTEMPTS {
             let (covered, coverage) = self.content.convert(published.profiles(), &self.settings.policy.opt_in);
-            let is_needed = is_wanted && !covered.is_empty();
+            let is_needed = !covered.is_empty();
             match self.content.check(&client, self.leading.release.namespace(), &covered).await {
                 Ok(true) => {}
                 Ok(false) => continue,
@@ -219,10 +261,17 @@ impl Keeper {
                     return (NetState::Failing, repaired, everywhere("its additions could not be checked"));
                 }
             }
+            // The kill switch may have been set, or the release uninstalled, since this pass began.
+            if inputs.is_wanted() != Some(true) {
+                return self.withdraw(opted_in).await;
+            }
             match self.write(&covered, is_needed).await {
                 Ok(wrote) => {
-                    let state = if is_needed { NetState::InPlace } else { NetState::Off };
-                    let coverage = if is_wanted { coverage } else { everywhere("injection is disabled") };
+                    let state = match (&updated, is_needed) {
+                        (Err(_), _) => NetState::Failing,
+                        (Ok(()), true) => NetState::InPlace,
+                        (Ok(()), false) => NetState::Off,
+                    };
                     return (state, repaired || wrote, coverage);
                 }
                 Err(kube::Error::Api(status)) if !rejected(&covered, &status).is_empty() => {

@@ -135,7 +135,8 @@ impl<'r> PolicyChanges<'r> {
     }
 
     fn undo(&'r self, undoing: &mut Undoing<'r>) -> Result<(), Malformed> {
-        undoing.undo_whole(&self.0, &mut |_| {})?;
+        // The policy never raises pod-level resources.
+        undoing.undo(&self.0, &mut |_| {})?;
         undoing.remove_addition(RECORD_POINTER).map(drop)
     }
 }

@@ -44,6 +44,9 @@ const MAX_RECORD: usize = 16_000;
 /// The maximum number of namespaces in which a profile is not covered because of a namespaced profile.
 const MAX_EXCLUDED: usize = 500;
 
+/// Maximum size of all mutations and variables in bytes. An API server stores objects of up to 1.5 MiB.
+const MAX_BYTES: usize = 256 * 1024;
+
 /// The directives that a covered template may have, if they do not depend on the pod.
 const DIRECTIVES: [&str; 2] = ["$when", "$position"];
 
@@ -92,10 +95,16 @@ pub fn safety_net<'p>(
     candidates.sort_by_key(|candidate| (candidate.compiled.order, candidate.compiled.name().clone()));
     let mut net = SafetyNet::default();
     let mut earlier: Vec<Conversion> = Vec::new();
+    let mut bytes = 0;
     for candidate in candidates {
         let name = candidate.compiled.name().clone();
         match convert(candidate, all, opt_in, &earlier) {
+            Ok(conversion) if bytes + conversion.len() > MAX_BYTES => {
+                let why = format!("the policy of all profiles would have more than {MAX_BYTES} bytes");
+                net.uncovered.push((name, NotExported::new("spec.template", why)));
+            }
             Ok(conversion) => {
+                bytes += conversion.len();
                 net.covered.push(conversion.covered(candidate.compiled));
                 earlier.push(conversion);
             }
@@ -166,6 +175,11 @@ struct Conversion {
 }
 
 impl Conversion {
+    /// Returns the approximate size in the policy, in bytes.
+    fn len(&self) -> usize {
+        self.mutation.len() + self.variables.iter().map(|(name, source)| name.len() + source.len()).sum::<usize>()
+    }
+
     fn covered(&self, compiled: &CompiledProfile) -> Covered {
         Covered {
             name: compiled.name().clone(),
@@ -221,7 +235,12 @@ fn convert(
         used.extend(expressions.check(source).map_err(|why| NotExported::new(path, why))?);
     }
     let excluded: BTreeSet<_> = others()
-        .filter(|other| shares_key(other) || other.ancestors().any(|ancestor| ancestor == compiled.display_name()))
+        // A namespace's profile of the same name replaces the cluster profile in requests by name.
+        .filter(|other| {
+            shares_key(other)
+                || other.name().name == compiled.name().name
+                || other.ancestors().any(|ancestor| ancestor == compiled.display_name())
+        })
         .filter_map(|other| other.name().namespace.as_deref().map(str::to_owned))
         .collect();
     if excluded.len() > MAX_EXCLUDED {

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use pillion_api::held;
 use pillion_api::names::INJECTION_GATE;
+use pillion_api::safety_net;
 use pillion_control::release::Release;
 use pillion_control::webhook_config::switch;
 use pillion_testkit::namespace::replica_address;
@@ -218,6 +219,25 @@ async fn install_held_policies(rig: &Rig) -> Result<()> {
     .await
 }
 
+/// Returns whether a new pod in an `enabled` namespace gets the label that the safety net adds.
+async fn has_addition(rig: &Rig) -> Result<bool> {
+    Ok(rig.dry_run("team-a", &bare_pod("now")).await?["metadata"]["labels"]["net"] == "yes")
+}
+
+/// Installs a policy of the safety net, as if the controller had created it before it was stopped.
+async fn install_safety_net(rig: &Rig) -> Result<()> {
+    let settings = safety_net::Settings::new("pillion", NAMESPACE);
+    let mutation = r#"[JSONPatch{op: "add", path: "/metadata/labels", value: {"net": "yes"}}]"#.to_owned();
+    for object in [json!(safety_net::policy(&settings, [], [mutation])), json!(safety_net::binding(&settings))] {
+        rig.control_plane.apply_yaml(&object.to_string()).await?;
+    }
+    eventually(SOON, "the API server adds the label", async || {
+        ensure!(has_addition(rig).await?, "not added");
+        Ok(())
+    })
+    .await
+}
+
 /// Creates a Deployment that stands for the controller, and a validating webhook configuration with the failure policy
 /// `Fail`.
 async fn install_controller_and_validation(rig: &Rig) -> Result<()> {
@@ -310,6 +330,13 @@ fn break_glass_commands_work_without_replicas() {
         page.run(cluster, "All webhooks").await?;
         eventually(SOON, "no pod waits any more", async || {
             ensure!(is_untouched(&rig.dry_run("till", &bare_pod("now")).await?) && !is_gated(&rig).await?);
+            Ok(())
+        })
+        .await?;
+        install_safety_net(&rig).await?;
+        page.run(cluster, "All webhooks").await?;
+        eventually(SOON, "the API server adds nothing any more", async || {
+            ensure!(!has_addition(&rig).await?, "the policy is still active");
             Ok(())
         })
         .await?;
