@@ -146,10 +146,13 @@ impl Task {
 
     async fn round(&mut self) -> kube::Result<()> {
         let FollowedProfiles { active: followed, ended } = self.channels.followed.borrow().clone().unwrap_or_default();
-        // Evictions of a profile that is no longer rolled out still count for other profiles.
         self.known.retain(|name, known| {
+            if followed.iter().any(|profile| profile.name.to_string() == *name) {
+                return true;
+            }
+            // Evictions of a profile that is no longer rolled out still count for other profiles.
             known.evictions.open.retain(|eviction| !eviction.is_late());
-            followed.iter().any(|profile| profile.name.to_string() == *name) || !known.evictions.open.is_empty()
+            !known.evictions.open.is_empty()
         });
         if let Some((name, version)) = ended.first()
             && let Err(error) = self.remove_status(name, version.as_deref()).await

@@ -745,6 +745,8 @@ fn pods_are_evicted_in_shares_of_workloads() {
             Ok(())
         })
         .await?;
+        let message = shop.status().await?.message.unwrap_or_default();
+        ensure!(message.contains("evicted pods were not replaced by ready ones in time"), "{message}");
         shop.wait_for("all pods are ready", async || are_ready().await.map(drop)).await?;
         let pods = shop.pods().await?;
         ensure!(pods.iter().all(|pod| version(pod) != Some("bad")), "a pod was forgotten");
