@@ -160,24 +160,31 @@ pub(crate) fn not_a_mirror_pod() -> String {
     )
 }
 
-fn condition(name: &str, expression: String) -> MatchCondition {
+pub(crate) fn condition(name: &str, expression: String) -> MatchCondition {
     MatchCondition { name: name.to_owned(), expression }
 }
 
 /// Returns the match rules for an operation on pods, in the namespaces that the webhook's entry `held` matches. They
 /// leave out subresources, which cannot change gates.
 fn pods(settings: &Settings, operation: &str) -> MatchResources {
+    let namespaces = vec![
+        requirement(INJECTION_LABEL, "In", [FailureMode::Held.label_value()]),
+        not_excluded(&settings.release_namespace, &settings.excluded_namespaces),
+    ];
+    match_pods(operation, namespaces, LabelSelector::default())
+}
+
+/// Returns the match rules for an operation on pods, in namespaces with these labels.
+pub(crate) fn match_pods(
+    operation: &str,
+    namespaces: Vec<LabelSelectorRequirement>,
+    pods: LabelSelector,
+) -> MatchResources {
     MatchResources {
         exclude_resource_rules: None,
         match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(LabelSelector {
-            match_labels: None,
-            match_expressions: Some(vec![
-                requirement(INJECTION_LABEL, "In", [FailureMode::Held.label_value()]),
-                not_excluded(&settings.release_namespace, &settings.excluded_namespaces),
-            ]),
-        }),
-        object_selector: Some(LabelSelector::default()),
+        namespace_selector: Some(LabelSelector { match_labels: None, match_expressions: Some(namespaces) }),
+        object_selector: Some(pods),
         resource_rules: Some(vec![NamedRuleWithOperations {
             api_groups: Some(vec![String::new()]),
             api_versions: Some(vec!["v1".to_owned()]),

@@ -8,12 +8,12 @@
 //! Fields with defaults are set explicitly, so that a stored policy can be compared with the desired one.
 
 use k8s_openapi::api::admissionregistration::v1::{
-    JSONPatch, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
-    MutatingAdmissionPolicyBindingSpec, MutatingAdmissionPolicySpec, Mutation, NamedRuleWithOperations, Variable,
+    JSONPatch, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
+    MutatingAdmissionPolicyBindingSpec, MutatingAdmissionPolicySpec, Mutation, Variable,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
-use crate::held::{not_a_mirror_pod, not_excluded, requirement};
+use crate::held::{condition, match_pods, not_a_mirror_pod, not_excluded, requirement};
 use crate::names::{FailureMode, INJECT_LABEL, INJECTED_ANNOTATION};
 use crate::opt_in::OptIn;
 
@@ -102,10 +102,6 @@ fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
-fn condition(name: &str, expression: String) -> MatchCondition {
-    MatchCondition { name: name.to_owned(), expression }
-}
-
 /// Returns the match rules for new pods in the namespaces that the webhook's entry `enabled` matches.
 fn pods(settings: &Settings) -> MatchResources {
     let excluded = not_excluded(&settings.release_namespace, &settings.excluded_namespaces);
@@ -113,26 +109,11 @@ fn pods(settings: &Settings) -> MatchResources {
         [only] => Some(requirement(&only.key, "In", only.values_of(FailureMode::Enabled))),
         _ => None,
     };
-    MatchResources {
-        exclude_resource_rules: None,
-        match_policy: Some("Equivalent".to_owned()),
-        namespace_selector: Some(LabelSelector {
-            match_labels: None,
-            match_expressions: Some(opted_in.into_iter().chain([excluded]).collect()),
-        }),
-        object_selector: Some(LabelSelector {
-            match_labels: None,
-            match_expressions: Some(vec![requirement(INJECT_LABEL, "NotIn", ["false"])]),
-        }),
-        resource_rules: Some(vec![NamedRuleWithOperations {
-            api_groups: Some(vec![String::new()]),
-            api_versions: Some(vec!["v1".to_owned()]),
-            operations: Some(vec!["CREATE".to_owned()]),
-            resource_names: None,
-            resources: Some(vec!["pods".to_owned()]),
-            scope: Some("Namespaced".to_owned()),
-        }]),
-    }
+    let pods = LabelSelector {
+        match_labels: None,
+        match_expressions: Some(vec![requirement(INJECT_LABEL, "NotIn", ["false"])]),
+    };
+    match_pods("CREATE", opted_in.into_iter().chain([excluded]).collect(), pods)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@
 //! - [`registration`]: registers webhooks with the API server: Service, endpoint slices, webhook configuration.
 //! - [`certificates`]: a CA for tests.
 //! - [`dashboards`]: renders Grafana dashboards from `dashboards/source`.
+//! - [`dice`]: repeatable randomness for generators.
 //! - [`daemon`]: a process with a log file, which ends when its value is dropped.
 //! - [`eventually`](mod@eventually): waits for a condition with a time limit.
 //! - [`https`]: an HTTPS server stack like production's, for webhooks inside a test and for the benchmark's baseline.
@@ -33,6 +34,7 @@
 
 pub mod certificates;
 pub mod dashboards;
+pub mod dice;
 pub mod eventually;
 pub mod daemon;
 pub mod https;

@@ -11,7 +11,6 @@
 mod cases;
 mod choices;
 mod compare;
-mod dice;
 mod known;
 mod openapi;
 mod ours;

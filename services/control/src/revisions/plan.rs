@@ -436,8 +436,8 @@ fn strategy(observed: &Observed<'_>) -> RolloutStrategy {
     rollout.and_then(|rollout| rollout.strategy).unwrap_or_default()
 }
 
-/// Returns the status, the reason and the message of the condition [`READY`], with this effective strategy. It is false if the stored spec is
-/// invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
+/// Returns the status, the reason and the message of the condition [`READY`], with this effective strategy. It is false
+/// if the stored spec is invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
 fn ready(
     observed: &Observed<'_>,
     publication: &Publication<'_>,

@@ -139,6 +139,14 @@ impl Puller {
         Ok((ImageState::Present, String::new()))
     }
 
+    /// Whether another pull may begin for a pod of this namespace.
+    fn may_begin(&self, namespace: &str) -> bool {
+        let is_waiting = |pull: &&Pull| pull.state == ImageState::Waiting && pull.since.elapsed() < SLOT_TIME;
+        let waiting = || self.known.values().filter(is_waiting);
+        waiting().count() < self.limits.total
+            && waiting().filter(|pull| *pull.namespace == *namespace).count() < self.limits.per_namespace
+    }
+
     async fn state(
         &mut self,
         client: &Client,
@@ -202,16 +210,6 @@ impl Puller {
             self.known.insert(name, pull(state.clone()));
         }
         Ok(state)
-    }
-}
-
-impl Puller {
-    /// Whether another pull may begin for a pod of this namespace.
-    fn may_begin(&self, namespace: &str) -> bool {
-        let is_waiting = |pull: &&Pull| pull.state == ImageState::Waiting && pull.since.elapsed() < SLOT_TIME;
-        let waiting = || self.known.values().filter(is_waiting);
-        waiting().count() < self.limits.total
-            && waiting().filter(|pull| *pull.namespace == *namespace).count() < self.limits.per_namespace
     }
 }
 

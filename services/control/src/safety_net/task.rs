@@ -9,7 +9,6 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
 use pillion_api::safety_net::{self as api, Settings};
 use pillion_engine::native::safety_net::Covered;
@@ -198,14 +197,8 @@ impl Keeper {
     async fn withdraw(&mut self, opted_in: &[OptedIn]) -> (NetState, bool, Coverage) {
         let coverage =
             opted_in.iter().map(|profile| (profile.name.clone(), Err("injection is disabled".to_owned()))).collect();
-        self.written = Vec::new();
-        match remove(&self.leading.client, &self.settings.policy).await {
-            Ok(removed) => {
-                if removed {
-                    info!(name = self.settings.policy.name, "the policy of the safety net was deleted");
-                }
-                (NetState::Off, removed, coverage)
-            }
+        match self.delete().await {
+            Ok(deleted) => (NetState::Off, deleted, coverage),
             Err(error) => {
                 warn!(error = chain(&error), "the policy of the safety net could not be deleted; trying again");
                 (NetState::Failing, false, coverage)
@@ -252,7 +245,6 @@ impl Keeper {
         let mut repaired = false;
         for _ in 0..ATTEMPTS {
             let (covered, coverage) = self.content.convert(published.profiles(), &self.settings.policy.opt_in);
-            let is_needed = !covered.is_empty();
             match self.content.check(&client, self.leading.release.namespace(), &covered).await {
                 Ok(true) => {}
                 Ok(false) => continue,
@@ -265,12 +257,13 @@ impl Keeper {
             if inputs.is_wanted() != Some(true) {
                 return self.withdraw(opted_in).await;
             }
-            match self.write(&covered, is_needed).await {
+            let written = if covered.is_empty() { self.delete().await } else { self.write(&covered).await };
+            match written {
                 Ok(wrote) => {
-                    let state = match (&updated, is_needed) {
+                    let state = match (&updated, covered.is_empty()) {
                         (Err(_), _) => NetState::Failing,
-                        (Ok(()), true) => NetState::InPlace,
-                        (Ok(()), false) => NetState::Off,
+                        (Ok(()), false) => NetState::InPlace,
+                        (Ok(()), true) => NetState::Off,
                     };
                     return (state, repaired || wrote, coverage);
                 }
@@ -290,36 +283,35 @@ impl Keeper {
         (NetState::Failing, true, everywhere("the policy could not be written"))
     }
 
-    /// Writes or deletes the policy and its binding. Returns whether a write was needed.
-    async fn write(&mut self, covered: &[Covered], is_needed: bool) -> kube::Result<bool> {
+    /// Writes the policy, then its binding. Returns whether a write was needed.
+    async fn write(&mut self, covered: &[Covered]) -> kube::Result<bool> {
         let LeaderContext { client, release, .. } = &self.leading;
-        let [policy, binding] = objects(client, &self.settings.policy, covered)?;
-        let owner = if is_needed { owner_reference::for_namespace(client, release).await } else { None };
+        let owner = owner_reference::for_namespace(client, release).await;
         let mut wrote = false;
         // A binding without its policy has no effect, and neither has a policy without its binding.
-        let order = if is_needed { [&policy, &binding] } else { [&binding, &policy] };
-        for object in order {
-            let found = self.write_object(object, is_needed, owner.as_ref()).await?;
+        for object in objects(client, &self.settings.policy, covered)? {
+            let found = object.put(owner.as_ref()).await?;
             if found != PolicyState::InDesiredState {
                 wrote = true;
-                if is_needed && found == PolicyState::Different && self.written == covered {
+                if found == PolicyState::Different && self.written == covered {
                     self.metrics.repaired();
                 }
                 let (kind, name) = (object.kind, &object.name);
-                info!(kind, name, ?found, is_needed, profiles = covered.len(), "the safety net was written");
+                info!(kind, name, ?found, profiles = covered.len(), "the safety net was written");
             }
         }
-        self.written = if is_needed { covered.to_vec() } else { Vec::new() };
+        self.written = covered.to_vec();
         Ok(wrote)
     }
 
-    async fn write_object(
-        &self,
-        object: &PolicyObject,
-        is_needed: bool,
-        owner: Option<&OwnerReference>,
-    ) -> kube::Result<PolicyState> {
-        if is_needed { object.put(owner).await } else { object.delete().await }
+    /// Deletes the binding and the policy. Returns whether any existed.
+    async fn delete(&mut self) -> kube::Result<bool> {
+        self.written = Vec::new();
+        let deleted = remove(&self.leading.client, &self.settings.policy).await?;
+        if deleted {
+            info!(name = self.settings.policy.name, "the policy of the safety net was deleted");
+        }
+        Ok(deleted)
     }
 }
 

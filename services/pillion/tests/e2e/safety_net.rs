@@ -170,7 +170,7 @@ impl Net {
 fn policy_serves_pods_as_replicas_do() {
     Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
         let mut net = Net::start().await?;
-        let mut generator = Generator(7);
+        let mut generator = Generator::new(7);
         let covered: Vec<_> = (0..PODS).map(|number| generator.pod(number, true)).collect();
         let others: Vec<_> = (0..OTHERS).map(|number| generator.pod(number, false)).collect();
 

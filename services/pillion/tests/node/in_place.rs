@@ -13,7 +13,7 @@ use pillion_api::ClusterInjectionProfile;
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
 use pillion_testkit::image::Image;
 use pillion_testkit::{cluster, eventually};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
 
@@ -71,13 +71,14 @@ fn profile(tag: &str, cpu: &str) -> String {
     .to_string()
 }
 
-fn deployment() -> String {
+/// Returns a Deployment whose application is ready if the sidecar responds on port 8080.
+pub(crate) fn deployment(namespace: &str, name: &str, replicas: usize) -> Json {
     json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": namespace},
         "spec": {
-            "replicas": replicas(), "selector": {"matchLabels": {"app": "web"}},
+            "replicas": replicas, "selector": {"matchLabels": {"app": "web", "part": name}},
             "template": {
-                "metadata": {"labels": {"app": "web"}},
+                "metadata": {"labels": {"app": "web", "part": name}},
                 "spec": {
                     "terminationGracePeriodSeconds": 1,
                     "containers": [{
@@ -89,7 +90,6 @@ fn deployment() -> String {
             },
         },
     })
-    .to_string()
 }
 
 /// The pods with the label `app=web` in the namespace `shop`.
@@ -153,14 +153,9 @@ impl Shop<'_> {
         Ok((output.status.success(), text))
     }
 
-    /// Returns the number of pods whose sidecar has this image.
-    async fn count(&self, tag: &str) -> Result<usize> {
-        let image = format!("local.test/shipper:{tag}");
-        let has = |pod: &Pod| {
-            let mut sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-            sidecars.any(|one| one.image.as_deref() == Some(&*image))
-        };
-        Ok(self.pods().await?.iter().filter(|pod| has(pod)).count())
+    /// Returns the number of pods whose sidecar has this image tag.
+    async fn count(&self, wanted: &str) -> Result<usize> {
+        Ok(self.pods().await?.iter().filter(|pod| sidecar_tag(pod) == Some(wanted)).count())
     }
 }
 
@@ -204,6 +199,12 @@ pub(crate) fn container<'p>(pod: &'p Pod, name: &str) -> Result<&'p ContainerSta
     all.find(|one| one.name == name).with_context(|| format!("no container {name}"))
 }
 
+/// Returns the tag of the sidecar's image.
+pub(crate) fn sidecar_tag(pod: &Pod) -> Option<&str> {
+    let mut sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    sidecars.find(|one| one.name == "shipper")?.image.as_deref()?.strip_prefix("local.test/shipper:")
+}
+
 /// Returns how long the sidecar did not run during its last restart, in seconds.
 fn downtime(pod: &Pod) -> Result<i64> {
     let sidecar = container(pod, "shipper")?;
@@ -227,7 +228,7 @@ fn sidecars_are_upgraded_in_running_pods() {
         platform.install("shop").await?;
         let shop = Shop(platform);
         shop.apply("1", "10m").await?;
-        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment()).await?;
+        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment("shop", "web", replicas()).to_string()).await?;
         shop.is_ready().await?;
         let before = shop.identities().await?;
 
@@ -308,7 +309,7 @@ fn controller_upgrades_running_pods() {
         let shop = Shop(platform);
         shop.roll_out("1", "2m", UpgradePhase::Complete).await?;
         shop.serves("1", "2m").await?;
-        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment()).await?;
+        platform.kubectl_with_input(&["apply", "-f", "-"], &deployment("shop", "web", replicas()).to_string()).await?;
         shop.is_ready().await?;
         let before = shop.identities().await?;
         let first_step = replicas().div_ceil(20);

@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
 use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
-use pillion_testkit::{cluster, eventually};
+use pillion_testkit::eventually;
 use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::in_place::{Identity, Shop};
+use crate::in_place::{Identity, Shop, deployment, sidecar_tag};
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
 
 /// How long a rollout may take.
@@ -50,32 +50,6 @@ fn profile(tag: &str, port: &str, version: &str, rollout: &Json) -> String {
         },
     })
     .to_string()
-}
-
-fn deployment(namespace: &str, name: &str, replicas: usize) -> Json {
-    json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "replicas": replicas, "selector": {"matchLabels": {"app": "web", "part": name}},
-            "template": {
-                "metadata": {"labels": {"app": "web", "part": name}},
-                "spec": {
-                    "terminationGracePeriodSeconds": 1,
-                    "containers": [{
-                        "name": "app", "image": cluster::PAUSE_IMAGE, "imagePullPolicy": "IfNotPresent",
-                        "resources": {"requests": {"cpu": "1m", "memory": "4Mi"}},
-                        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
-                    }],
-                },
-            },
-        },
-    })
-}
-
-/// Returns the tag of the sidecar's image.
-fn tag(pod: &Pod) -> Option<&str> {
-    let mut sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-    sidecars.find(|one| one.name == "shipper")?.image.as_deref()?.strip_prefix("local.test/shipper:")
 }
 
 fn name(pod: &Pod) -> Result<&str> {
@@ -162,7 +136,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         })
         .await?;
         let pods = shop.pods().await?;
-        let edited = pods.iter().find(|pod| tag(pod) == Some("1")).context("a pod that is not upgraded")?;
+        let edited = pods.iter().find(|pod| sidecar_tag(pod) == Some("1")).context("a pod that is not upgraded")?;
         let edited = name(edited)?.to_owned();
         let patch = r#"{"spec": {"initContainers": [{"name": "shipper", "image": "local.test/shipper:custom"}]}}"#;
         platform.kubectl(&["patch", "pod", &edited, "--namespace=shop", "--patch", patch]).await?;
@@ -173,7 +147,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         ensure!(status.upgraded == 11 && status.not_in_place == 1, "{status:?}");
         for pod in shop.pods().await? {
             let expected = if name(&pod)? == edited { "custom" } else { "3" };
-            ensure!(tag(&pod) == Some(expected), "{}: {:?}", name(&pod)?, tag(&pod));
+            ensure!(sidecar_tag(&pod) == Some(expected), "{}: {:?}", name(&pod)?, sidecar_tag(&pod));
         }
         expect_same(&identities, &shop.identities().await?)?;
         println!("an edited pod keeps its image, and 11 of 12 pods get the newest of two changes");
@@ -197,7 +171,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         let status = completes(&shop, &before).await?;
         ensure!(status.upgraded == 12 && status.not_in_place == 0, "{status:?}");
         are_ready("shop", 8).await?;
-        ensure!(shop.pods().await?.iter().all(|pod| tag(pod) == Some("4")), "a pod has an older image");
+        ensure!(shop.pods().await?.iter().all(|pod| sidecar_tag(pod) == Some("4")), "a pod has an older image");
         println!("after a drain, all pods are upgraded {:.0?} after it began", begun.elapsed());
 
         // A namespace is deleted.
@@ -208,7 +182,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         let deleted = begun.elapsed();
         let status = completes(&shop, &before).await?;
         ensure!(status.pods == 8 && status.upgraded == 8, "{status:?}");
-        ensure!(shop.pods().await?.iter().all(|pod| tag(pod) == Some("5")), "a pod has an older image");
+        ensure!(shop.pods().await?.iter().all(|pod| sidecar_tag(pod) == Some("5")), "a pod has an older image");
         expect_same(&identities, &shop.identities().await?)?;
         println!("the namespace was deleted in {deleted:.0?}, and the rollout completed for the other pods");
         Ok(())

@@ -12,12 +12,12 @@ use serde_json::Value as Json;
 
 use crate::oracle::choices::{arrange, as_strategic_patch, switches};
 use crate::oracle::compare::{Difference, differences};
-use crate::oracle::dice::Dice;
 use crate::oracle::openapi::OpenApi;
 use crate::oracle::pins::{Case, Oracle, PINS, PinnedBy, has_repeated_variable, pinned};
 use crate::oracle::server::{Answer, Templates};
 use crate::oracle::shrink::{places, without};
 use crate::oracle::{ours, pods};
+use pillion_testkit::dice::Dice;
 
 /// The default number of cases; `PILLION_ORACLE_CASES` overrides it.
 const CASES: usize = 1_000;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::oracle::dice::Dice;
+use pillion_testkit::dice::Dice;
 
 /// Sets a field with this probability, in percent.
 macro_rules! maybe {

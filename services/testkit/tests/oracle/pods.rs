@@ -2,8 +2,8 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::oracle::dice::Dice;
 use crate::oracle::parts::{Place, container, maybe, pod_security_context};
+use pillion_testkit::dice::Dice;
 
 const KEYS: [&str; 4] = ["app", "example.com/tier", "example.com/a", "example.com/b"];
 const APPS: [&str; 4] = ["app", "web", "proxy", "log"];

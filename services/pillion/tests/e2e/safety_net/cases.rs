@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pillion_testkit::dice::Dice;
 use serde_json::{Value as Json, json};
 
 /// The namespaces, each with its labels and annotations. In all of them except `plain`, pods are injected.
@@ -99,31 +100,18 @@ pub(super) fn profiles() -> Json {
     json!({"apiVersion": "v1", "kind": "List", "items": items})
 }
 
-/// A generator of pods (`SplitMix64`), so that every run has the same pods.
-pub(super) struct Generator(pub(super) u64);
+/// A generator of pods, so that every run has the same pods.
+pub(super) struct Generator(Dice);
 
 impl Generator {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-
-    fn pick<'c>(&mut self, choices: &[&'c str]) -> &'c str {
-        let index = self.next() % choices.len() as u64;
-        choices[usize::try_from(index).unwrap()]
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(Dice::new(seed))
     }
 
     /// Returns a namespace and a pod. With `is_covered`, only profiles of the safety net apply to the pod, and the
     /// policy does what the engine does.
     pub(super) fn pod(&mut self, number: usize, is_covered: bool) -> (&'static str, Json) {
-        let namespace = if is_covered { self.pick(&COVERED) } else { self.pick(&["shop", "bank", "tenant"]) };
+        let namespace = if is_covered { self.0.pick(&COVERED) } else { self.0.pick(&["shop", "bank", "tenant"]) };
         let (labels, annotations) = (self.labels(is_covered), self.annotations(is_covered));
         let mut metadata = json!({"name": format!("pod-{number}")});
         if !labels.is_empty() {
@@ -139,8 +127,8 @@ impl Generator {
     fn labels(&mut self, is_covered: bool) -> BTreeMap<&'static str, &'static str> {
         let mut labels = BTreeMap::new();
         let mut add = |generator: &mut Self, percent, key, values: &[&'static str]| {
-            if generator.chance(percent) {
-                labels.insert(key, generator.pick(values));
+            if generator.0.chance(percent) {
+                labels.insert(key, generator.0.pick(values));
             }
         };
         add(self, 60, "app", &["a", "b"]);
@@ -157,8 +145,8 @@ impl Generator {
     fn annotations(&mut self, is_covered: bool) -> BTreeMap<&'static str, &'static str> {
         let mut annotations = BTreeMap::new();
         let mut add = |generator: &mut Self, percent, key, values: &[&'static str]| {
-            if generator.chance(percent) {
-                annotations.insert(key, generator.pick(values));
+            if generator.0.chance(percent) {
+                annotations.insert(key, generator.0.pick(values));
             }
         };
         let values = ["true", "YES", "no", "", "logger", "Logger:V1", "other", "no,true"];
@@ -183,23 +171,23 @@ impl Generator {
         let container = |name: &str| json!({"name": name, "image": format!("{name}:1")});
         let mut containers = vec![container("web")];
         for (percent, name) in [(30, "other"), (8, "logger"), (4, "last")] {
-            if self.chance(percent) {
-                let at = usize::try_from(self.next()).unwrap_or(0) % (containers.len() + 1);
+            if self.0.chance(percent) {
+                let at = self.0.below(containers.len() + 1);
                 containers.insert(at, container(name));
             }
         }
         let names: Vec<_> = containers.iter().map(|container| container["name"].clone()).collect();
         let mut init = Vec::new();
         for (percent, name) in [(30, "init"), (8, "proxy"), (4, "second")] {
-            if self.chance(percent) && !names.contains(&json!(name)) {
+            if self.0.chance(percent) && !names.contains(&json!(name)) {
                 init.push(container(name));
             }
         }
         let mut volumes = Vec::new();
-        if self.chance(50) {
+        if self.0.chance(50) {
             volumes.push(json!({"name": "data", "emptyDir": {}}));
         }
-        match self.next() % 8 {
+        match self.0.below(8) {
             0 => volumes.push(json!({"name": "tmp", "emptyDir": {}})),
             1 => volumes.push(json!({"name": "tmp", "configMap": {"name": "mine"}})),
             2 => volumes.insert(0, json!({"name": "logger-config", "emptyDir": {"medium": "Memory"}})),
@@ -212,10 +200,10 @@ impl Generator {
         if !volumes.is_empty() {
             spec["volumes"] = json!(volumes);
         }
-        if self.chance(5) {
-            spec["nodeSelector"] = json!({"kubernetes.io/os": self.pick(&["windows", "linux"])});
+        if self.0.chance(5) {
+            spec["nodeSelector"] = json!({"kubernetes.io/os": self.0.pick(&["windows", "linux"])});
         }
-        if !is_covered && self.chance(20) {
+        if !is_covered && self.0.chance(20) {
             spec["resources"] = json!({"limits": {"cpu": "1"}});
         }
         spec
