@@ -17,6 +17,8 @@ pub struct NamespaceMetadata {
     text: Box<str>,
     /// The offset of the annotations in `text`.
     annotations_at: u32,
+    /// The number of labels and annotations.
+    entries: u32,
     /// The failure mode. `None` if the namespace is not opted in.
     failure_mode: Option<FailureMode>,
 }
@@ -36,11 +38,12 @@ impl NamespaceMetadata {
         annotations: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
         let mut text = String::new();
-        write_pairs(&mut text, labels);
+        let labels = write_pairs(&mut text, labels);
         // The offset fits, because the size of an object is limited to a few megabytes.
         let annotations_at = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        write_pairs(&mut text, annotations);
-        let mut namespace = Self { text: text.into(), annotations_at, failure_mode: None };
+        let annotations = write_pairs(&mut text, annotations);
+        let entries = u32::try_from(labels + annotations).unwrap_or(u32::MAX);
+        let mut namespace = Self { text: text.into(), annotations_at, entries, failure_mode: None };
         namespace.failure_mode = namespace.label(INJECTION_LABEL).and_then(FailureMode::from_label_value);
         namespace
     }
@@ -93,6 +96,11 @@ impl NamespaceMetadata {
         self.text.len()
     }
 
+    /// Returns the number of labels and annotations.
+    pub(crate) fn entries(&self) -> usize {
+        usize::try_from(self.entries).unwrap_or(usize::MAX)
+    }
+
     fn parts(&self) -> (&str, &str) {
         let middle = usize::try_from(self.annotations_at).unwrap_or(usize::MAX);
         self.text.split_at_checked(middle).unwrap_or((&self.text, ""))
@@ -124,13 +132,18 @@ fn find<'n>(mut pairs: Pairs<'n>, key: &str) -> Option<&'n str> {
     pairs.find_map(|(candidate, value)| (candidate == key).then_some(value))
 }
 
-fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(text: &mut String, pairs: impl IntoIterator<Item = (K, V)>) {
+/// Writes labels or annotations, sorted by key, and returns their number.
+fn write_pairs<K: Into<Box<str>>, V: Into<Box<str>>>(
+    text: &mut String,
+    pairs: impl IntoIterator<Item = (K, V)>,
+) -> usize {
     let sorted: BTreeMap<Box<str>, Box<str>> =
         pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
     for part in sorted.iter().flat_map(|(key, value)| [key, value]) {
         write_length(text, part.len());
         text.push_str(part);
     }
+    sorted.len()
 }
 
 /// Encodes a length with six bits per byte, the lowest first. Bit 6 is set if another byte follows, so all bytes are

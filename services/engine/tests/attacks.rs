@@ -102,6 +102,96 @@ fn many_large_patterns_are_rejected() {
     }
 }
 
+/// Returns a profile with 128 parameters that the annotation `a` sets.
+fn with_parameters(parameter: impl Fn(usize) -> Json) -> Json {
+    let parameters: Vec<_> = (0..128)
+        .map(|number| {
+            let mut parameter = parameter(number);
+            parameter["name"] = json!(format!("p{number}"));
+            parameter["annotation"] = json!("a");
+            parameter["sources"] = json!(["Pod"]);
+            parameter
+        })
+        .collect();
+    json!({"activation": "Always", "parameters": parameters,
+        "template": {"metadata": {"annotations": {"x.example.com/y": "z"}}}})
+}
+
+#[test]
+fn many_large_parameter_patterns_are_rejected() {
+    for is_item in [false, true] {
+        let spec = with_parameters(|number| {
+            let pattern = format!(r"\pL{{4}}{number}");
+            if is_item {
+                json!({"type": "list", "items": {"type": "string", "pattern": pattern}})
+            } else {
+                json!({"type": "string", "pattern": pattern})
+            }
+        });
+        let mut compiled = None;
+        let info = allocation_counter::measure(|| compiled = Some(tenant("many", spec)));
+        let problem = compiled.unwrap().unwrap_err();
+        assert!(problem.contains("take more than 4 MiB of memory together"), "{problem}");
+        assert!(info.bytes_max < 2 * MEMORY, "{} bytes", info.bytes_max);
+    }
+}
+
+#[test]
+fn values_of_parameters_are_charged() {
+    const BYTES: usize = 200 << 10;
+    let text = |part: &str| part.repeat(BYTES / part.len());
+    let allowed: Vec<_> = (0..64).map(|number| format!("{}{number}", "v".repeat(60))).collect();
+    for (name, value, parameter) in [
+        ("pattern", text("ab"), json!({"type": "string", "pattern": "(a|b)*a(a|b){500}"})),
+        ("items", text("ab,"), json!({"type": "list", "items": {"type": "string", "pattern": "(a|b)*a(a|b){200}"}})),
+        (
+            "enum",
+            text(&format!("{},", "v".repeat(61))),
+            json!({"type": "list", "items": {"type": "string", "enum": allowed}}),
+        ),
+        ("list", text("a,"), json!({"type": "list"})),
+        ("pairs", text("a=b,"), json!({"type": "map"})),
+        ("JSON", format!("[{}0]", text("0,")), json!({"type": "list", "format": "JSON"})),
+        ("YAML", text("- a\n"), json!({"type": "list", "format": "YAML"})),
+        ("nested YAML", format!("a: [{}0]", text("[],")), json!({"type": "object", "format": "YAML"})),
+    ] {
+        let spec = with_parameters(|_| parameter.clone());
+        let profiles = (0..20).map(|number| tenant(&format!("p{number}"), spec.clone()).unwrap()).collect();
+        let mut pod = pod();
+        pod["metadata"]["annotations"] = json!({"a": value});
+        let began = Instant::now();
+        let (decided, _) = decide_about(pod, profiles);
+        println!("{name}: {:?}", began.elapsed());
+        let reasons: Vec<_> = decided.decision.profiles.iter().map(|decision| decision.reason.as_str()).collect();
+        assert!(reasons.iter().all(|reason| *reason == "expression_failed"), "{name}: {reasons:?}");
+    }
+}
+
+#[test]
+fn searches_for_parameters_are_charged() {
+    // Many short annotations, which each parameter searches for its keys.
+    let annotations: serde_json::Map<_, _> = (0..40_000).map(|number| (format!("{number:x}"), json!(""))).collect();
+    let mut pod = pod();
+    pod["metadata"]["annotations"] = Json::Object(annotations);
+    let keys: Vec<_> = (0..64).map(|number| format!("key-{number}")).collect();
+    let mut spec = with_parameters(|_| json!({"type": "string"}));
+    for parameter in spec["parameters"].as_array_mut().unwrap() {
+        parameter["annotation"] = json!(keys);
+    }
+    let prefix = with_parameters(|_| json!({"type": "map"}));
+    let mut prefixes = prefix.clone();
+    for parameter in prefixes["parameters"].as_array_mut().unwrap() {
+        parameter.as_object_mut().unwrap().remove("annotation");
+        parameter["annotationPrefix"] = json!("x");
+    }
+    for spec in [spec, prefixes] {
+        let profiles = (0..20).map(|number| tenant(&format!("p{number}"), spec.clone()).unwrap()).collect();
+        let began = Instant::now();
+        decide_about(pod.clone(), profiles);
+        println!("{:?}", began.elapsed());
+    }
+}
+
 #[test]
 fn many_parts_are_rejected() {
     let sum = |terms: usize| format!("1{}", "+1".repeat(terms));
@@ -204,9 +294,11 @@ fn failing_work_is_charged() {
 fn tenant_uses_no_platform_budget() {
     let guard = json!({"activation": "Always", "variables": [{"name": "v", "expression": "lists.range(5000).map(i, i + 1).sum()"}],
         "template": {"metadata": {"annotations": {"guard.example.com/v": "${string(variables.v)}"}}}});
-    let mut profiles: Vec<_> = (0..20)
-        .map(|number| tenant(&format!("slow{number}"), failing("exists(i, toJson(variables.c) == '')")).unwrap())
-        .collect();
+    // All conditions are evaluated before the first template is.
+    let mut slow = failing("exists(i, toJson(variables.c) == '')");
+    slow["matchConditions"] =
+        json!([{"name": "slow", "expression": "!lists.range(50000).exists(i, toJson(variables.c) == '')"}]);
+    let mut profiles: Vec<_> = (0..20).map(|number| tenant(&format!("slow{number}"), slow.clone()).unwrap()).collect();
     profiles.push(platform("guard", guard));
     let (_, object) = decide(profiles);
     assert_eq!(object["metadata"]["annotations"]["guard.example.com/v"], "12502500");
@@ -252,6 +344,29 @@ fn expressions_end_at_request_deadline() {
         let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"));
         assert_eq!(ended, deadline.is_some(), "{decision:?}");
     }
+}
+
+#[test]
+fn deadline_ends_running_expression() {
+    let profile = tenant("long", annotated(&[], "${string(lists.range(20000).all(i, i >= 0))}")).unwrap();
+    let namespace = Namespace::opted_in(FailureMode::Enabled);
+    let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
+    let body = review(&pod());
+    let decide = |deadline| {
+        let facts = Facts { namespace: Some(Arc::new(namespace.clone())), deadline, ..Facts::default() };
+        let began = Instant::now();
+        let decided = Review::parse(&body).unwrap();
+        let decided = decided.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts).unwrap();
+        (decided.decision.profiles[0].clone(), began.elapsed())
+    };
+    let (complete, took) = decide(None);
+    assert_eq!(complete.reason.as_str(), "injected", "{complete:?}");
+    // On a busy machine, a decision may pause before the evaluation or end before the deadline.
+    let ends_midway = (0..100).any(|_| {
+        let (ended, _) = decide(Some(Instant::now() + took / 2));
+        ended.detail.is_some_and(|detail| detail.contains("the deadline of the request"))
+    });
+    assert!(ends_midway, "no decision of {took:?} ended at half of its time");
 }
 
 /// Returns the smallest profile, and profiles that are each large in one respect, with descriptions.

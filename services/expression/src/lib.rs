@@ -63,6 +63,7 @@ pub use evaluate::Bindings;
 pub use functions::signatures;
 pub use meter::{Allowances, Meter, Owner, Purpose};
 pub use output::Outcome;
+pub use pattern::Pattern;
 pub use quantity::Quantity;
 pub use rename::rename_members;
 pub use scope::{Scope, closest};

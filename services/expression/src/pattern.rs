@@ -13,12 +13,14 @@ use regex_automata::nfa::thompson;
 
 use super::MAXIMUM_SOURCE;
 
-/// A compiled pattern. Clones share the compiled data.
+/// A compiled pattern. Clones share the compiled data. [`Scope::pattern`](super::Scope::pattern) creates it.
 #[derive(Clone, Debug)]
-pub(crate) struct Pattern(Arc<Compiled>);
+pub struct Pattern(Arc<Compiled>);
 
 #[derive(Debug)]
 struct Compiled {
+    /// The pattern as written.
+    source: Box<str>,
     regex: Regex,
     /// The number of states of the nondeterministic automaton.
     states: usize,
@@ -62,6 +64,7 @@ impl Pattern {
         if pattern.len() > LONGEST {
             return Err(format!("this regular expression has {} bytes; {LONGEST} are allowed", pattern.len()));
         }
+        let source = pattern.into();
         let pattern = with_ascii_classes(pattern);
         let regex = RegexBuilder::new(&pattern).size_limit(size_limit).dfa_size_limit(SIZE).nest_limit(32).build();
         let regex = regex.map_err(|error| match error {
@@ -92,7 +95,7 @@ impl Pattern {
             && reverse.is_some_and(|automaton| is_small(&automaton, StartKind::Anchored));
         // The memory of the automatons for both directions, and of the caches for searches.
         let memory = 2 * size + 2 * if is_cheap { CHEAP } else { SIZE };
-        Ok(Self(Arc::new(Compiled { regex, states, is_cheap, memory })))
+        Ok(Self(Arc::new(Compiled { source, regex, states, is_cheap, memory })))
     }
 
     /// Returns the memory of the pattern in bytes, including the caches for searches.
@@ -104,8 +107,21 @@ impl Pattern {
         &self.0.regex
     }
 
+    /// Returns the pattern as written.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.0.source
+    }
+
+    /// Whether the pattern matches a part of a string. Charge [`Self::search_steps`] before.
+    #[must_use]
+    pub fn is_match(&self, text: &str) -> bool {
+        self.0.regex.is_match(text)
+    }
+
     /// Returns the number of steps for a search in a string with this number of bytes.
-    pub(crate) fn search_steps(&self, bytes: usize) -> usize {
+    #[must_use]
+    pub fn search_steps(&self, bytes: usize) -> usize {
         1 + if self.0.is_cheap { bytes / BYTES } else { self.all_states(bytes) }
     }
 

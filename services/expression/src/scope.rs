@@ -24,7 +24,7 @@ enum Contents {
     Members(Option<BTreeSet<String>>),
 }
 
-/// The number of parts and the patterns of all expressions that were compiled for one profile.
+/// The number of parts and the patterns of all expressions and parameters that were compiled for one profile.
 #[derive(Debug, Default)]
 struct Compiled {
     nodes: usize,
@@ -84,7 +84,7 @@ impl Scope {
     ///
     /// # Errors
     /// The pattern is invalid, or all patterns of the profile together need too much memory.
-    pub(crate) fn pattern(&self, text: &str) -> Result<Pattern, String> {
+    pub fn pattern(&self, text: &str) -> Result<Pattern, String> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pattern) = compiled.patterns.get(text) {
             return Ok(pattern.clone());

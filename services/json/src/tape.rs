@@ -178,6 +178,13 @@ impl<'t> Value<'t> {
         !matches!(self.kind(), Kind::Array | Kind::Object | Kind::Null)
     }
 
+    /// Returns the number of values and keys in this value, including itself. Takes constant time.
+    #[must_use]
+    #[inline]
+    pub const fn node_count(self) -> usize {
+        self.nodes.len()
+    }
+
     /// Returns the content of a string. `None` for other kinds of values.
     #[must_use]
     #[inline]

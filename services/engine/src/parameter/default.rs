@@ -3,14 +3,15 @@
 use serde_json::Value as Json;
 
 use super::Kind;
+use super::value::copy_steps;
 use crate::diagnostic::Diagnostic;
 use crate::expression::{Bindings, EvaluationError, Expression, Meter, Outcome, Part, Scope, Source as Piece, Text};
 
 /// The default of a parameter.
 #[derive(Debug)]
 pub(crate) enum Default {
-    /// A constant that was checked during compilation.
-    Value(Json),
+    /// A constant that was checked during compilation, and the number of steps for copying it.
+    Value(Json, usize),
     /// A value that is computed and checked for each object.
     Computed(Node),
 }
@@ -44,8 +45,11 @@ impl Default {
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Option<Self> {
         match Node::compile(path, text, scope, diagnostics)? {
-            Node::Literal(value) => match kind.check(value) {
-                Ok(value) => Some(Self::Value(value)),
+            Node::Literal(value) => match check(value, kind) {
+                Ok(value) => {
+                    let steps = copy_steps(&value);
+                    Some(Self::Value(value, steps))
+                }
                 Err(message) => {
                     diagnostics.push(Diagnostic::new(path, message));
                     None
@@ -54,6 +58,12 @@ impl Default {
             node => Some(Self::Computed(node)),
         }
     }
+}
+
+/// Checks a constant with a limited number of steps.
+fn check(value: Json, kind: &Kind) -> Result<Json, String> {
+    Meter::new().charge(kind.value_steps(&value)).map_err(|error| error.message().to_owned())?;
+    kind.check(value)
 }
 
 impl Node {

@@ -12,18 +12,14 @@ use std::sync::Arc;
 
 use pillion_api::parameter::{Keys, OnInvalid, Parameter as Text, ParameterMerge, ParameterType, Source, TextFormat};
 use pillion_api::profile::EmptyValue;
-use regex::{Regex, RegexBuilder};
 use serde_json::Value as Json;
 
 use crate::diagnostic::Diagnostic;
-use crate::expression::{Bindings, EvaluationError, Meter, Scope};
+use crate::expression::{Bindings, EvaluationError, Meter, Pattern, Scope};
 use crate::lookup::Needs;
 use default::Default;
 
 pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values, resolve};
-
-/// The maximum size of a compiled regular expression in bytes.
-const MAX_PATTERN_BYTES: usize = 256 * 1024;
 
 /// The message for a parameter with an `empty` that has no effect.
 const EMPTY_OF_A_KEY: &str = "empty requires a single annotation or label";
@@ -59,9 +55,13 @@ impl Parameter {
     ) -> Result<Option<Json>, EvaluationError> {
         match &self.default {
             None => Ok(None),
-            Some(Default::Value(value)) => Ok(Some(value.clone())),
+            Some(Default::Value(value, steps)) => {
+                meter.charge(*steps)?;
+                Ok(Some(value.clone()))
+            }
             Some(Default::Computed(node)) => {
                 let Some(value) = node.evaluate(bindings, meter)? else { return Ok(None) };
+                meter.charge(self.kind.value_steps(&value))?;
                 self.kind
                     .check(value)
                     .map(Some)
@@ -73,7 +73,7 @@ impl Parameter {
     /// Returns the default if it is a constant.
     pub(crate) const fn plain_default(&self) -> Option<&Json> {
         match &self.default {
-            Some(Default::Value(value)) => Some(value),
+            Some(Default::Value(value, _)) => Some(value),
             _ => None,
         }
     }
@@ -108,7 +108,7 @@ struct Kind {
     type_: ParameterType,
     format: TextFormat,
     enum_: Vec<Json>,
-    pattern: Option<Regex>,
+    pattern: Option<Pattern>,
     max_length: Option<usize>,
     minimum: Option<Bound>,
     maximum: Option<Bound>,
@@ -129,7 +129,7 @@ struct Bound {
 /// Returns all diagnostics if the parameter is invalid.
 pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Parameter, Vec<Diagnostic>> {
     let mut diagnostics = Vec::new();
-    let kind = kind(path, text, &mut diagnostics);
+    let kind = kind(path, text, scope, &mut diagnostics);
     let keys = keys(text);
     let sources = text.sources.as_deref().unwrap_or_default();
     if sources.is_empty() && (!keys.is_empty() || text.annotation_prefix.is_some() || !text.fields.is_empty()) {
@@ -285,7 +285,8 @@ fn keys(text: &Text) -> Vec<Key> {
     all
 }
 
-fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Kind> {
+/// Compiles the type and the constraints of a value. `None` if they have an error, which is added to `diagnostics`.
+fn kind(path: &str, text: &Text, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Kind> {
     let Some(type_) = text.type_ else {
         let diagnostic = Diagnostic::new(format!("{path}.type"), "the type is missing");
         diagnostics
@@ -294,11 +295,10 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
     };
     check_bounds(path, type_, text, diagnostics);
     let pattern = match &text.pattern {
-        Some(pattern) => match RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build() {
+        Some(pattern) => match scope.pattern(pattern) {
             Ok(pattern) => Some(pattern),
             Err(error) => {
-                let path = format!("{path}.pattern");
-                diagnostics.push(Diagnostic::new(path, format!("cannot be used as a regular expression: {error}")));
+                diagnostics.push(Diagnostic::new(format!("{path}.pattern"), error));
                 return None;
             }
         },
@@ -318,7 +318,7 @@ fn kind(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) -> Option<Ki
                         let diagnostic = Diagnostic::new(format!("{path}.empty"), EMPTY_OF_A_KEY);
                         diagnostics.push(diagnostic.with_help("set it on the list, beside its annotation or label"));
                     }
-                    Some(Box::new(kind(&path, &items, diagnostics)?))
+                    Some(Box::new(kind(&path, &items, scope, diagnostics)?))
                 }
                 Err(error) => {
                     diagnostics.push(Diagnostic::new(path, error.to_string()));

@@ -15,12 +15,17 @@ use crate::lookup::{Answer, Declared, LookedUp};
 /// The maximum number of annotations collected for one prefix.
 const MAX_GATHERED: usize = 256;
 
+/// The number of labels or annotations that the search for a key passes in one step.
+const LOOKUP_ENTRIES: usize = 4;
+
 /// The labels and annotations of an object that may set parameters.
 pub(crate) trait Metadata {
     /// Returns the value of a label, if the object has it.
     fn label(&self, key: &str) -> Option<Cow<'_, str>>;
     /// Returns the value of an annotation, if the object has it.
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>>;
+    /// Returns an upper bound for the number of labels and annotations.
+    fn entries(&self) -> usize;
     /// Returns all annotations with this prefix: the key without the prefix, and the value.
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm>;
 }
@@ -53,6 +58,19 @@ pub(crate) struct Resolved {
     pub(crate) moved: Vec<Box<str>>,
 }
 
+/// Why a value could not be read.
+enum Unread {
+    Invalid(Invalid),
+    /// The budget does not suffice.
+    Exhausted(EvaluationError),
+}
+
+impl From<EvaluationError> for Unread {
+    fn from(error: EvaluationError) -> Self {
+        Self::Exhausted(error)
+    }
+}
+
 /// A parsed value, and a message if it was clamped.
 struct Read {
     value: Json,
@@ -67,8 +85,9 @@ struct MetadataSource<'m> {
     place: &'static str,
 }
 
-/// Resolves the value of a parameter from `sources`. Fails if a value is invalid.
-pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Resolved, Invalid> {
+/// Resolves the value of a parameter from `sources`. Charges the work to `meter` before it is done. Fails if a value is
+/// invalid.
+pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>, meter: &mut Meter) -> Result<Resolved, Invalid> {
     let name = if parameter.fields.is_empty() { "name" } else { "key" };
     let mut found: Option<Json> = None;
     let mut moved = Vec::new();
@@ -78,7 +97,12 @@ pub(crate) fn resolve(parameter: &Parameter, sources: Sources<'_>) -> Result<Res
             Ok(None) => continue,
             Err(error) => return Ok(Resolved { value: Err(error.clone()), moved }),
         };
-        let Some(read) = parameter.set_by(from)? else { continue };
+        let read = match parameter.set_by(from, meter) {
+            Ok(Some(read)) => read,
+            Ok(None) => continue,
+            Err(Unread::Invalid(invalid)) => return Err(invalid),
+            Err(Unread::Exhausted(error)) => return Ok(Resolved { value: Err(error), moved }),
+        };
         moved.extend(read.moved);
         found = Some(with_general(found, read.value, name));
         if parameter.merge == ParameterMerge::Replace {
@@ -152,19 +176,28 @@ impl Parameter {
         self.written_in(metadata).map(|(name, _)| name.into())
     }
 
-    fn set_by(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
+    fn set_by(&self, from: MetadataSource<'_>, meter: &mut Meter) -> Result<Option<Read>, Unread> {
         let MetadataSource { metadata, place } = from;
+        let entries = metadata.entries();
         if !self.fields.is_empty() {
-            return self.records(from);
+            meter.charge(2usize.saturating_mul(self.fields.len()).saturating_mul(entries))?;
+            let Some(records) = self.records(metadata) else { return Ok(None) };
+            return self.checked(&self.name, place, &records, meter).map(Some);
         }
         if let Some(prefix) = &self.prefix {
+            meter.charge(entries)?;
             let gathered = metadata.annotations_below(prefix).take(MAX_GATHERED);
             let map: Map<_, _> = gathered.map(|(key, value)| (key.into_owned(), Json::from(value.as_ref()))).collect();
-            return if map.is_empty() { Ok(None) } else { self.checked(prefix, place, &Json::Object(map)).map(Some) };
+            if map.is_empty() {
+                return Ok(None);
+            }
+            return self.checked(prefix, place, &Json::Object(map), meter).map(Some);
         }
+        meter.charge(self.keys.len().saturating_mul(1 + entries / LOOKUP_ENTRIES))?;
         let Some((name, text)) = self.written_in(metadata) else { return Ok(None) };
+        meter.charge(self.kind.text_steps(&text))?;
         let written = self.kind.parse(&text).map_err(|message| self.invalid(name, place, &message))?;
-        self.checked(name, place, &written).map(Some)
+        self.checked(name, place, &written, meter).map(Some)
     }
 
     /// Returns the first of the parameter's keys that the object has, and its value. Skips empty values if `empty` is
@@ -180,8 +213,8 @@ impl Parameter {
     }
 
     /// Collects the records, sorted by key. An annotation of a field with `opens` creates the record for its suffix.
-    fn records(&self, from: MetadataSource<'_>) -> Result<Option<Read>, Invalid> {
-        let MetadataSource { metadata, place } = from;
+    /// `None` if there are none.
+    fn records(&self, metadata: &dyn Metadata) -> Option<Json> {
         let mut records: BTreeMap<String, Map<String, Json>> = BTreeMap::new();
         for field in self.fields.iter().filter(|field| field.opens) {
             let suffixes = metadata.annotations_below(&field.prefix).filter(|(suffix, _)| !suffix.is_empty());
@@ -197,14 +230,11 @@ impl Parameter {
                 }
             }
         }
-        if records.is_empty() {
-            return Ok(None);
-        }
-        let records = Json::Array(records.into_values().map(Json::Object).collect());
-        self.checked(&self.name, place, &records).map(Some)
+        (!records.is_empty()).then(|| Json::Array(records.into_values().map(Json::Object).collect()))
     }
 
-    fn checked(&self, key: &str, place: &str, written: &Json) -> Result<Read, Invalid> {
+    fn checked(&self, key: &str, place: &str, written: &Json, meter: &mut Meter) -> Result<Read, Unread> {
+        meter.charge(self.kind.value_steps(written))?;
         let value = self.kind.check_read(written.clone()).map_err(|message| self.invalid(key, place, &message))?;
         let was_moved = self.kind.was_moved(written, &value);
         let moved = was_moved
@@ -212,8 +242,9 @@ impl Parameter {
         Ok(Read { value, moved })
     }
 
-    fn invalid(&self, key: &str, place: &str, message: &str) -> Invalid {
-        Invalid { message: format!("{key}{place}: {message}").into(), consequence: self.on_invalid }
+    fn invalid(&self, key: &str, place: &str, message: &str) -> Unread {
+        let message = format!("{key}{place}: {message}").into();
+        Unread::Invalid(Invalid { message, consequence: self.on_invalid })
     }
 }
 

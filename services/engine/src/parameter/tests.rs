@@ -22,6 +22,9 @@ impl Metadata for Object {
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
         self.annotations.get(key).map(|value| Cow::Borrowed(*value))
     }
+    fn entries(&self) -> usize {
+        self.labels.len() + self.annotations.len()
+    }
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
         let below = self.annotations.iter();
         Box::new(
@@ -53,7 +56,8 @@ fn value(text: Json, annotation: &'static str) -> Result<Json, String> {
     text["sources"] = json!(["Pod"]);
     let pod = annotated(&[("a", annotation)]);
     let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &Object::default() };
-    let resolved = resolve(&parameter(text), sources).map_err(|invalid| String::from(invalid.message))?;
+    let resolved =
+        resolve(&parameter(text), sources, &mut Meter::new()).map_err(|invalid| String::from(invalid.message))?;
     Ok(resolved.value.unwrap().unwrap())
 }
 
@@ -212,7 +216,7 @@ fn empty_value_counts_or_is_skipped() {
     ] {
         let pod = annotated(pod);
         let from = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
-        assert_eq!(resolve(&text(empty), from).unwrap().value.unwrap(), Some(value), "{empty}");
+        assert_eq!(resolve(&text(empty), from, &mut Meter::new()).unwrap().value.unwrap(), Some(value), "{empty}");
     }
 }
 
@@ -228,7 +232,7 @@ fn skips_empty_value_of_every_source() {
     let nothing = Object::default();
     let resolved = |merge: &str, pod: &Object, account: &Object, namespace: &Object| {
         let from = Sources { pod, service_account: Ok(Some(account)), namespace };
-        resolve(&text(merge), from).unwrap().value.unwrap()
+        resolve(&text(merge), from, &mut Meter::new()).unwrap().value.unwrap()
     };
     let (account, namespace) = (annotated(&[("a", "account")]), annotated(&[("a", "namespace")]));
     let (empty, blank) = (labelled("", &[("a", " ")]), annotated(&[("a", "\t")]));
@@ -258,7 +262,7 @@ fn most_specific_allowed_source_wins() {
     let empty = Object::default();
     let resolved = |sources: Json, pod: &Object| {
         let from = Sources { pod, service_account: Ok(Some(&account)), namespace: &namespace };
-        resolve(&text(sources), from).unwrap().value.unwrap()
+        resolve(&text(sources), from, &mut Meter::new()).unwrap().value.unwrap()
     };
     assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &pod), Some(json!("pod")));
     assert_eq!(resolved(json!(["Namespace", "ServiceAccount", "Pod"]), &empty), Some(json!("account")));
@@ -274,7 +278,7 @@ fn merges_sources_if_declared() {
     let pod = annotated(&[("x/a", "pod"), ("y/z", "no")]);
     let namespace = annotated(&[("x/a", "namespace"), ("x/b", "namespace")]);
     let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
-    let united = resolve(&parameter(text), sources).unwrap().value.unwrap();
+    let united = resolve(&parameter(text), sources, &mut Meter::new()).unwrap().value.unwrap();
     assert_eq!(united, Some(json!({"a": "pod", "b": "namespace"})));
 }
 
@@ -286,7 +290,7 @@ fn joins_records_by_suffix() {
     ]});
     let pod = annotated(&[("secret-db", "kv/db"), ("perms-db", "0400"), ("secret-api", "kv/api"), ("perms-none", "x")]);
     let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &Object::default() };
-    let records = resolve(&parameter(text), sources).unwrap().value.unwrap();
+    let records = resolve(&parameter(text), sources, &mut Meter::new()).unwrap().value.unwrap();
     let expected = json!([{"key": "api", "path": "kv/api"}, {"key": "db", "path": "kv/db", "perms": "0400"}]);
     assert_eq!(records, Some(expected));
 }
@@ -349,7 +353,7 @@ fn reports_clamped_nested_items() {
     clamped["sources"] = json!(["Namespace"]);
     let namespace = annotated(&[("a", "[[1], [10]]")]);
     let sources = Sources { pod: &Object::default(), service_account: Ok(None), namespace: &namespace };
-    let resolved = resolve(&parameter(clamped), sources).unwrap();
+    let resolved = resolve(&parameter(clamped), sources, &mut Meter::new()).unwrap();
     assert_eq!(resolved.value, Ok(Some(json!([[1], [9]]))));
     let expected = "a of the namespace: [[1],[10]] is outside of the allowed range; [[1],[9]] is used";
     assert_eq!(resolved.moved, [expected.into()]);
@@ -365,7 +369,7 @@ fn merges_records_by_key() {
     let sources = Sources { pod: &pod, service_account: Ok(Some(&account)), namespace: &namespace };
     let expected =
         json!([{"key": "db", "path": "pod"}, {"key": "api", "path": "account"}, {"key": "ca", "path": "namespace"}]);
-    assert_eq!(resolve(&parameter(text), sources).unwrap().value, Ok(Some(expected)));
+    assert_eq!(resolve(&parameter(text), sources, &mut Meter::new()).unwrap().value, Ok(Some(expected)));
 }
 
 /// The author of two annotations must not be able to block a replica with long lists.
@@ -378,7 +382,7 @@ fn merges_long_lists_quickly() {
     let (pod, namespace) = (annotated(&[("a", list(0))]), annotated(&[("a", list(10_000))]));
     let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
     let start = Instant::now();
-    let united = resolve(&parameter(text), sources).unwrap().value.unwrap().unwrap();
+    let united = resolve(&parameter(text), sources, &mut Meter::of(1 << 24)).unwrap().value.unwrap().unwrap();
     let taken = start.elapsed();
     assert_eq!((united.as_array().unwrap().len(), &united[39_999]), (40_000, &json!("39999")));
     assert!(taken < Duration::from_secs(2), "{taken:?}");
@@ -393,7 +397,7 @@ fn records_need_opening_key() {
     let sources = Sources { pod: &pod, service_account: Ok(None), namespace: &namespace };
     let parameter = parameter(text);
     let expected = json!([{"key": "ca", "path": "namespace"}]);
-    assert_eq!(resolve(&parameter, sources).unwrap().value, Ok(Some(expected)));
+    assert_eq!(resolve(&parameter, sources, &mut Meter::new()).unwrap().value, Ok(Some(expected)));
     assert_eq!(parameter.found_in(sources), [(Source::Namespace, "secret-*".into())]);
 }
 

@@ -4,7 +4,7 @@ use pillion_api::parameter::{ParameterType, TextFormat};
 use serde_json::{Map, Number, Value as Json};
 
 use super::{Bound, Kind};
-use crate::expression::Quantity;
+use crate::expression::{Meter, Pattern, Quantity};
 
 /// The length of each unit of a duration, in seconds. A unit precedes its own prefixes, such as `ms` before `m`.
 const UNITS: [(&str, f64); 7] =
@@ -23,7 +23,42 @@ enum Form {
     Value,
 }
 
+/// The number of steps per byte for parsing YAML.
+const YAML_STEPS: usize = 4;
+
 impl Kind {
+    /// Returns the number of steps for parsing a string and checking its value.
+    pub(super) fn text_steps(&self, text: &str) -> usize {
+        let bytes = text.len();
+        let parsing = match (self.type_, self.format) {
+            (ParameterType::List | ParameterType::Map | ParameterType::Object, TextFormat::Yaml) => YAML_STEPS * bytes,
+            (ParameterType::List | ParameterType::Map | ParameterType::Object, _) => bytes,
+            _ => bytes / Meter::BYTES,
+        };
+        // Each value in the string is followed by one of these characters, or by the end.
+        let values = 1 + text.bytes().filter(|byte| matches!(byte, b',' | b'\n')).count();
+        parsing.saturating_add(self.check_steps(values, bytes))
+    }
+
+    /// Returns the number of steps for checking a value.
+    pub(super) fn value_steps(&self, value: &Json) -> usize {
+        let (values, bytes) = size(value);
+        copy_steps(value).saturating_add(self.check_steps(values, bytes))
+    }
+
+    /// Returns the number of steps for checking at most `values` values, with this number of bytes together.
+    fn check_steps(&self, values: usize, bytes: usize) -> usize {
+        // Longer strings are invalid whether or not the pattern matches.
+        let searched = self.max_length.map_or(bytes, |longest| bytes.min(values.saturating_mul(longest)));
+        // A string is checked before and after it is parsed.
+        let pattern_steps =
+            |pattern: &Pattern| 2usize.saturating_mul(pattern.search_steps(searched).saturating_add(values));
+        let own = self.pattern.as_ref().map_or(0, pattern_steps);
+        let allowed = self.enum_.len().saturating_mul(values.saturating_add(bytes / Meter::BYTES));
+        let items = self.items.as_ref().map_or(0, |items| items.check_steps(values, bytes));
+        values.saturating_add(own).saturating_add(allowed).saturating_add(items)
+    }
+
     /// Parses a string into a value of this type. Checks the string itself only if parsing changes it. Call
     /// [`Kind::check_read`] to check the value.
     pub(super) fn parse(&self, text: &str) -> Result<Json, String> {
@@ -117,7 +152,7 @@ impl Kind {
             return Err(format!("{} bytes exceed the maximum of {longest}", text.len()));
         }
         match &self.pattern {
-            Some(pattern) if !pattern.is_match(text) => Err(unlike(text, pattern.as_str())),
+            Some(pattern) if !pattern.is_match(text) => Err(unlike(text, pattern.source())),
             _ => Ok(()),
         }
     }
@@ -189,6 +224,26 @@ impl Kind {
             ParameterType::Duration => value.as_str().and_then(duration),
             _ => None,
         }
+    }
+}
+
+/// Returns the number of steps for copying a value.
+pub(super) fn copy_steps(value: &Json) -> usize {
+    let (values, bytes) = size(value);
+    values.saturating_add(bytes / Meter::BYTES)
+}
+
+/// Returns the number of values in a JSON value, including itself, and an upper bound for the bytes of its text.
+fn size(value: &Json) -> (usize, usize) {
+    let add = |(values, bytes): (usize, usize), (more, longer): (usize, usize)| (values + more, bytes + longer);
+    match value {
+        Json::String(text) => (1, text.len()),
+        Json::Array(items) => items.iter().map(size).fold((1, 0), add),
+        Json::Object(members) => {
+            members.iter().fold((1, 0), |sum, (key, value)| add(add(sum, (0, key.len())), size(value)))
+        }
+        // The longest numbers have fewer bytes than this.
+        Json::Null | Json::Bool(_) | Json::Number(_) => (1, 32),
     }
 }
 

@@ -328,7 +328,7 @@ fn resolve_parameters(
     };
     let mut invalid: Option<Refusal> = None;
     for parameter in &profile.parameters {
-        let value = match parameter::resolve(parameter, sources) {
+        let value = match parameter::resolve(parameter, sources, &mut meter) {
             Ok(Resolved { value, moved }) => {
                 moved.into_iter().for_each(&mut warn);
                 value
@@ -353,6 +353,15 @@ fn resolve_parameters(
                 continue;
             }
         };
+        if let Err(error) = &value
+            && error.is_exhausted()
+        {
+            // The value may be invalid. All further charges would fail, too.
+            let outcome = ProfileOutcome::of_failure(profile.failure_policy);
+            let detail = Some(format!("params.{}: {}", parameter.name, error.message()).into());
+            invalid.get_or_insert_with(|| Refusal { outcome, reason: lookup::reason_of(error), detail });
+            break;
+        }
         let value = match value {
             Ok(None) => parameter.default_value(&ProfileBindings::new(context, &values, definitions), &mut meter),
             set => set,
@@ -385,6 +394,10 @@ impl Metadata for Pod<'_> {
         Pod::annotation(*self, key)
     }
 
+    fn entries(&self) -> usize {
+        Pod::entries(*self)
+    }
+
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {
         Box::new(self.annotations().filter_map(move |(key, value)| {
             let rest = key.text().strip_prefix(prefix)?.to_owned();
@@ -400,6 +413,10 @@ impl Metadata for NamespaceMetadata {
 
     fn annotation(&self, key: &str) -> Option<Cow<'_, str>> {
         Self::annotation(self, key).map(Cow::Borrowed)
+    }
+
+    fn entries(&self) -> usize {
+        Self::entries(self)
     }
 
     fn annotations_below<'m>(&'m self, prefix: &'m str) -> Box<dyn Iterator<Item = (Cow<'m, str>, Cow<'m, str>)> + 'm> {

@@ -44,6 +44,12 @@ impl<'p> Pod<'p> {
         self.annotations?.get(key)?.as_str()
     }
 
+    /// Returns the number of labels and annotations, in constant time.
+    pub(crate) fn entries(self) -> usize {
+        // Each has a key and a value.
+        [self.labels, self.annotations].into_iter().flatten().map(|part| part.node_count() / 2).sum()
+    }
+
     pub(crate) fn labels(self) -> impl Iterator<Item = (Key<'p>, Value<'p>)> {
         self.labels.into_iter().flat_map(Value::members)
     }
