@@ -5,7 +5,6 @@
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, PartialObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 use tracing::debug;
 
 use crate::client::owner_reference;
-use crate::client::{chain, config, pauses};
+use crate::client::{chain, config, with_pauses};
 use crate::leader::FIELD_MANAGER;
 
 /// The API group of the policies.
@@ -122,8 +121,7 @@ where
     PartialObjectMeta<K>: Resource<DynamicType = ()>,
 {
     let config = config(1).fields(&format!("metadata.name={name}"));
-    let events = watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config).backoff(pauses());
-    events
+    with_pauses(watcher(Api::<PartialObjectMeta<K>>::all(client.clone()), config), || {})
         .filter_map(|event| async {
             match event {
                 Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => Some(()),

@@ -6,13 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ListParams, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use pillion_api::names::NAMESPACE_NAME_LABEL;
@@ -27,7 +26,7 @@ use super::auditor::{Auditor, PodFetch};
 use super::facts::{self, ClusterFacts, NamespaceAge, ProfileAge};
 use super::pod::{AuditedPod, PodChange, read};
 use super::report::Report;
-use crate::client::{WATCH_DURATION, chain, error_message, pauses};
+use crate::client::{WATCH_DURATION, chain, error_message, with_pauses};
 use crate::guard::guarded;
 use crate::informer::objects::Change;
 use crate::release::Release;
@@ -125,18 +124,11 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_PER_PAGE).fields(NOT_ENDED);
-    // kube's watcher emits `Init` before each attempt to list, and any event resets the pause between retries. So
-    // `Init` is removed here, and reported with the first object of the list.
+    // The beginning of a list is reported with its first object.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
-    let events = watcher(api, config).try_filter(move |event| {
-        let is_init = matches!(event, Event::Init);
-        if is_init {
-            announced.store(true, Ordering::Relaxed);
-        }
-        std::future::ready(!is_init)
-    });
-    events.backoff(pauses()).flat_map(move |event| {
+    let events = with_pauses(watcher(api, config), move || announced.store(true, Ordering::Relaxed));
+    events.flat_map(move |event| {
         let (restarted, change) = match event {
             Ok(Event::Init) => (true, None),
             Ok(Event::InitApply(pod)) => {

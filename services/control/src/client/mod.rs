@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
+use futures::{Stream, TryStreamExt};
 use http_body_util::Limited;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::{Backoff, ResetTimerBackoff};
-use kube::runtime::watcher;
+use kube::runtime::watcher::{self, Event};
 use kube::{Client, Config};
 use tower::service_fn;
 
@@ -170,7 +172,23 @@ pub(crate) fn config(page_size: u32) -> watcher::Config {
     watcher::Config::default().timeout(seconds).page_size(page_size)
 }
 
-pub(crate) fn pauses() -> impl Backoff + 'static {
+/// Adds a growing pause after each error to the events of a watcher. Removes `Init` events, and calls `begins` instead:
+/// kube's watcher emits `Init` before each attempt to list, and any event resets the pause.
+pub(crate) fn with_pauses<O: Send>(
+    events: impl Stream<Item = watcher::Result<Event<O>>> + Send,
+    begins: impl Fn() + Send,
+) -> impl Stream<Item = watcher::Result<Event<O>>> + Send {
+    let events = events.try_filter(move |event| {
+        let is_init = matches!(event, Event::Init);
+        if is_init {
+            begins();
+        }
+        std::future::ready(!is_init)
+    });
+    events.backoff(pauses())
+}
+
+fn pauses() -> impl Backoff + 'static {
     let pauses = ExponentialBuilder::default()
         .with_min_delay(FIRST_PAUSE)
         .with_max_delay(LONGEST_PAUSE)

@@ -3,13 +3,12 @@
 use std::fmt::Debug;
 
 use futures::stream::{Stream, StreamExt};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::client::{WATCH_DURATION, error_message, pauses};
+use crate::client::{WATCH_DURATION, error_message, with_pauses};
 
 /// An observation of the watched object.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,9 +32,7 @@ where
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     // By default, a watch starts with the current state.
     let config = watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(seconds);
-    // kube's watcher emits `Init` before each attempt to list. It is removed, since any event would reset the pause.
-    let events = watcher(api, config).filter(|event| std::future::ready(!matches!(event, Ok(Event::Init))));
-    observations(events.backoff(pauses()), what, name)
+    observations(with_pauses(watcher(api, config), || {}), what, name)
 }
 
 /// Converts the events of a watcher to observations.

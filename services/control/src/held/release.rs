@@ -16,7 +16,6 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, ObjectReference, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::watcher::watcher;
 use kube::{Api, Client};
@@ -30,7 +29,7 @@ use tracing::{debug, info, warn};
 use super::metrics::{HeldMetrics, Released};
 use super::plan::{Injection, NamespaceState, Planner, ReleaseSettings, Step, Waiting};
 use super::pod::{HeldPod, JOB_TRACKING, Key, StoredPod};
-use crate::client::{chain, config, pauses};
+use crate::client::{chain, config, with_pauses};
 use crate::informer::objects::Change;
 use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::release::Release;
@@ -61,13 +60,12 @@ pub async fn run(
 ) {
     let LeaderContext { client, release, stop } = leading;
     let config = config(PODS_PER_PAGE).fields(UNSCHEDULED);
-    let events = watcher(Api::<StoredPod>::all(client.clone()), config).backoff(pauses()).filter_map(|event| async {
-        match event {
-            Ok(event) => Some(Change::from_event(event, read, |pod| pod.key())),
-            Err(error) => {
-                warn!(error = chain(&error), "the watch of waiting pods failed; trying again");
-                None
-            }
+    let events = with_pauses(watcher(Api::<StoredPod>::all(client.clone()), config), || {});
+    let events = events.map(|event| match event {
+        Ok(event) => Change::from_event(event, read, |pod| pod.key()),
+        Err(error) => {
+            warn!(error = chain(&error), "the watch of waiting pods failed; trying again");
+            Change::Restarted
         }
     });
     let mut batches = pin!(events.ready_chunks(BATCH));

@@ -14,10 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::stream::{self, BoxStream, ReadyChunks, Stream, StreamExt, TryStreamExt};
+use futures::stream::{self, BoxStream, ReadyChunks, Stream, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use pillion_api::opt_in::OptIn;
@@ -29,7 +28,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::client::{chain, config, error_message, help, pauses};
+use crate::client::{chain, config, error_message, help, with_pauses};
 use crate::guard::guarded;
 use crate::informer::cache_metrics::{CacheMetrics, InterruptionReason, WatchedKind, recording};
 use crate::informer::fetch::{self, Fetches};
@@ -275,10 +274,7 @@ fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> Box
 }
 
 /// Converts the events of a watch to changes. After an error, which is logged, the stream restarts after a growing
-/// pause.
-///
-/// `Init` events are removed: one precedes each attempt, and any event resets the pause. An interrupted list is
-/// reported by its error instead.
+/// pause. An interrupted list is reported by its error.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
     kind: WatchedKind,
@@ -290,14 +286,7 @@ where
     O: Send + Debug + 'static,
 {
     let lists = metrics.clone();
-    let events = events.try_filter(move |event| {
-        let is_init = matches!(event, Event::Init);
-        if is_init {
-            lists.list_begins(kind);
-        }
-        std::future::ready(!is_init)
-    });
-    events.backoff(pauses()).map(move |event| match event {
+    with_pauses(events, move || lists.list_begins(kind)).map(move |event| match event {
         Ok(event) => Change::from_event(event, &read, &key),
         Err(error) => {
             metrics.restarted(kind, InterruptionReason::of(&error));
