@@ -2,8 +2,7 @@
 //! compared.
 //!
 //! - If two profiles of one scope share a request key, a value such as `true` selects neither of them.
-//! - If a namespaced profile has the name of a cluster profile, the name refers to the namespaced profile in that
-//!   namespace.
+//! - If a namespaced profile has the name of a cluster profile, pods that request the name get both profiles.
 //!
 //! Conflicts over the same pod are not considered here. They are found when the pod is created, and reported by
 //! warnings and by the audit.
@@ -45,8 +44,8 @@ impl Conflict {
                 others.join(", ")
             ),
             Self::SharesName(name) => format!(
-                "ClusterInjectionProfile {name} has the same name: pods that request {name} get this profile, unless the \
-                 cluster profile forbids opting out; rename this profile to use both"
+                "ClusterInjectionProfile {name} has the same name: pods that request {name} get both profiles; rename this \
+                 profile so that pods can request each of them"
             ),
         }
     }
