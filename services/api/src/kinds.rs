@@ -112,6 +112,41 @@ pub struct UpgradeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub waiting: Option<String>,
+    /// The evicted pods that are not replaced yet, with the strategy `Restart`. The controller writes an eviction here
+    /// before it evicts the pod. So a new leader knows it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 50))]
+    pub evictions: Vec<PodEviction>,
+}
+
+/// Maximum number of [`UpgradeStatus::evictions`]. All replicas receive each change of the status.
+pub const MAX_EVICTIONS: usize = 50;
+
+/// An evicted pod that is not replaced yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodEviction {
+    /// The namespace of the pod.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// The name of the pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// The UID of the pod.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// The kind and name of the controller that replaces the pod, such as `ReplicaSet/web-5d8`.
+    #[schemars(length(max = 320))]
+    pub controller: String,
+    /// The revision that the new pod should have.
+    #[schemars(length(max = 64))]
+    pub revision: String,
+    /// When the controller decided to evict the pod.
+    #[schemars(schema_with = "time")]
+    pub since: Time,
+    /// When a new pod must be ready at the latest.
+    #[schemars(schema_with = "time")]
+    pub until: Time,
 }
 
 impl UpgradeStatus {
@@ -131,6 +166,7 @@ impl UpgradeStatus {
             handled_request: None,
             message: None,
             waiting: None,
+            evictions: Vec::new(),
         }
     }
 }

@@ -419,8 +419,8 @@ pub struct Rollout {
     /// How running pods get the newest revision. Default: `OnCreate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RolloutStrategy>,
-    /// The maximum number of pods that are upgraded or restarted at the same time. Not with the strategy `OnCreate`.
-    /// Default: 1.
+    /// The maximum number of pods that are upgraded or restarted at the same time. With the strategy `Restart`, more than
+    /// 50 have the same effect as 50. Not with the strategy `OnCreate`. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_unavailable: Option<u32>,

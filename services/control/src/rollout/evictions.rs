@@ -1,13 +1,16 @@
 //! Evictions of pods that cannot be upgraded in place, so that their controllers replace them.
 //!
-//! The task remembers the evictions of its own term until each pod is replaced. A new leader does not know those of its
-//! predecessor, so it changes no pod until they have ended.
+//! The profile's status has each eviction from before the request until the pod is replaced. So a new leader continues
+//! with the evictions of its predecessor.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use kube::api::{DynamicObject, PostParams};
+use pillion_api::kinds::{PodEviction, UpgradeStatus};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::info;
@@ -25,19 +28,24 @@ const MAX_GRACE: Duration = Duration::from_hours(1);
 /// A phase of a rollout: its revision, and when it began, in seconds since 1970.
 pub(super) type PhaseKey = (String, i64);
 
+/// How long after the decision the API server may receive the request for an eviction, in seconds. The request of an
+/// earlier leader may be delayed.
+const REQUEST_LIMIT: i64 = 15;
+
 /// An eviction whose pod is not replaced yet.
 #[derive(Clone, Debug)]
 pub(super) struct Eviction {
-    namespace: Box<str>,
-    /// Kind and name of the controller, which the new pod has too.
-    controller: String,
-    /// The revision that the new pod should have.
-    to: String,
+    /// The eviction, as in the profile's status.
+    pub(super) stored: PodEviction,
     phase: PhaseKey,
     /// The latest time at which a new pod must be ready.
     deadline: Instant,
-    /// The UIDs of the controller's pods at the eviction. A new pod has another one.
+    /// The pods of the controller that do not replace the evicted one, by UID.
     before: HashSet<u128>,
+    /// Whether the eviction is from an earlier term. Then `before` may lack pods.
+    is_restored: bool,
+    /// Whether the API server has evicted the pod. Otherwise, the response is unknown.
+    is_certain: bool,
     /// A new pod that is ready, by UID, and since when.
     ready: Option<(u128, Instant)>,
     /// How often a new pod was read.
@@ -53,6 +61,8 @@ pub(super) enum Replacement {
     Ready,
     /// No new pod is ready in time.
     Overdue,
+    /// The pod was not evicted.
+    NotEvicted,
 }
 
 /// The evictions of a profile's pods in this term.
@@ -60,6 +70,10 @@ pub(super) enum Replacement {
 pub(super) struct Evictions {
     /// The evictions whose pods are not replaced yet.
     pub(super) open: Vec<Eviction>,
+    /// The evictions that begin as soon as they are in the profile's status.
+    pub(super) planned: Vec<Eviction>,
+    /// Whether the evictions of the previous leader are in `open`.
+    is_restored: bool,
     /// The phase of the results below. Evictions of other phases do not count.
     phase: Option<PhaseKey>,
     ready: usize,
@@ -86,11 +100,6 @@ pub(super) enum Evicted {
 }
 
 impl Eviction {
-    /// Returns the revision that the new pod should have.
-    pub(super) fn revision(&self) -> &str {
-        &self.to
-    }
-
     /// Creates the eviction of a pod with this controller. `all` has the pods of the profile.
     pub(super) fn new(
         (pod, object): (&ProfilePod, &DynamicObject),
@@ -100,21 +109,48 @@ impl Eviction {
         limit: Duration,
     ) -> Self {
         let grace = object.data.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_u64);
-        let grace = Duration::from_secs(grace.unwrap_or(30)).min(MAX_GRACE);
+        let time = limit + Duration::from_secs(grace.unwrap_or(30)).min(MAX_GRACE);
         let siblings = all.iter().filter(|other| has_controller(other, &pod.namespace, &controller));
-        Self {
-            namespace: pod.namespace.clone(),
-            before: siblings.map(|sibling| sibling.uid).collect(),
+        let before = siblings.map(|sibling| sibling.uid).collect();
+        let since = Timestamp::now();
+        let stored = PodEviction {
+            namespace: pod.namespace.to_string(),
+            pod: pod.name.to_string(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
             controller,
-            to: to.to_owned(),
+            revision: to.to_owned(),
+            since: Time(since),
+            until: Time(since + time),
+        };
+        Self { before, is_restored: false, deadline: Instant::now() + time, ..Self::from_status(stored, phase) }
+    }
+
+    /// Creates an eviction that an earlier leader decided.
+    fn from_status(stored: PodEviction, phase: &PhaseKey) -> Self {
+        let left = Duration::try_from(stored.until.0 - Timestamp::now()).unwrap_or_default();
+        Self {
             phase: phase.clone(),
-            deadline: Instant::now() + limit + grace,
+            deadline: Instant::now() + left,
+            before: HashSet::new(),
+            is_restored: true,
+            is_certain: false,
             ready: None,
             reads: 0,
+            stored,
         }
     }
 
-    /// Looks for a pod that replaces the evicted one. Reads at most one pod.
+    /// Requests the eviction.
+    ///
+    /// # Errors
+    /// The API server is unavailable. The pod may have been evicted.
+    pub(super) async fn request(&mut self, client: &Client) -> kube::Result<Evicted> {
+        let evicted = evict(client, &self.stored).await?;
+        self.is_certain = evicted == Evicted::Done;
+        Ok(evicted)
+    }
+
+    /// Looks for a pod that replaces the evicted one. Reads at most two pods.
     ///
     /// # Errors
     /// The API server is unavailable.
@@ -124,10 +160,20 @@ impl Eviction {
         pods: &[ProfilePod],
         settle: Duration,
     ) -> kube::Result<Replacement> {
+        let PodEviction { namespace, pod, uid, controller, revision, since, .. } = &self.stored;
+        let api = api_of(client, namespace);
+        if !self.is_certain {
+            let exists = |found: &DynamicObject| {
+                found.metadata.uid.as_ref() == Some(uid) && found.metadata.deletion_timestamp.is_none()
+            };
+            if api.get_opt(pod).await?.is_some_and(|found| exists(&found)) {
+                let may_begin = Timestamp::now().as_second() <= since.0.as_second().saturating_add(REQUEST_LIMIT);
+                return Ok(if may_begin { Replacement::Pending } else { Replacement::NotEvicted });
+            }
+            self.is_certain = true;
+        }
         let is_new = |pod: &&ProfilePod| {
-            *pod.revision == *self.to
-                && !self.before.contains(&pod.uid)
-                && has_controller(pod, &self.namespace, &self.controller)
+            *pod.revision == **revision && !self.before.contains(&pod.uid) && has_controller(pod, namespace, controller)
         };
         let new: Vec<_> = pods.iter().filter(is_new).collect();
         let known = self.ready.and_then(|(uid, _)| new.iter().find(|pod| pod.uid == uid));
@@ -135,7 +181,14 @@ impl Eviction {
         let next = known.or_else(|| new.get(self.reads.checked_rem(new.len())?));
         if let Some(pod) = next {
             self.reads += 1;
-            let found = api_of(client, &pod.namespace).get_opt(&pod.name).await?;
+            let found = api.get_opt(&pod.name).await?;
+            // The clocks of the leader and the API server may differ. A new pod must be ready for `settle` before the next
+            // pod of its controller is evicted. So it is not taken for the replacement of that pod.
+            let oldest = since.0 - settle / 2;
+            if self.is_restored && found.as_ref().is_some_and(|found| is_older(found, oldest)) {
+                self.before.insert(pod.uid);
+                return Ok(Replacement::Pending);
+            }
             let found = found.and_then(|found| serde_json::to_value(&found).ok());
             let is_ready = found.is_some_and(|found| is_ready(&found) && restarts(&found) == 0);
             let since = self.ready.filter(|(uid, _)| *uid == pod.uid).map_or_else(Instant::now, |(_, since)| since);
@@ -157,6 +210,19 @@ impl Eviction {
 }
 
 impl Evictions {
+    /// Continues with the evictions in a profile's status, unless that has been done in this term.
+    pub(super) fn restore(&mut self, status: Option<&UpgradeStatus>, phase: &PhaseKey) {
+        if !std::mem::replace(&mut self.is_restored, true) {
+            let stored = status.iter().flat_map(|status| &status.evictions);
+            self.open.extend(stored.map(|stored| Eviction::from_status(stored.clone(), phase)));
+        }
+    }
+
+    /// Returns the evictions for the profile's status.
+    pub(super) fn stored(&self) -> Vec<PodEviction> {
+        self.open.iter().chain(&self.planned).map(|eviction| eviction.stored.clone()).collect()
+    }
+
     /// Records the published revision and its share of the workloads, in percent. `listed` has all pods of the profile.
     /// Returns whether all replicas use the share: it was published at least `settle` ago.
     pub(super) fn publish(&mut self, revision: &str, percent: u8, listed: &HashSet<u128>, settle: Duration) -> bool {
@@ -189,7 +255,8 @@ impl Evictions {
             self.ready += 1;
         } else {
             self.overdue += 1;
-            self.last_overdue = format!("{} in namespace {}", eviction.controller, eviction.namespace);
+            let PodEviction { namespace, controller, .. } = &eviction.stored;
+            self.last_overdue = format!("{controller} in namespace {namespace}");
         }
     }
 
@@ -214,9 +281,10 @@ impl Evictions {
         })
     }
 
-    /// Whether a pod of this controller is being replaced.
+    /// Whether a pod of this controller is being replaced, or will be.
     pub(super) fn has_open(&self, namespace: &str, controller: &str) -> bool {
-        self.open.iter().any(|eviction| *eviction.namespace == *namespace && eviction.controller == controller)
+        let is_of = |of: &PodEviction| *of.namespace == *namespace && of.controller == controller;
+        self.open.iter().chain(&self.planned).any(|eviction| is_of(&eviction.stored))
     }
 
     /// Records that the eviction of a pod is refused. Returns whether this has lasted longer than `limit`.
@@ -247,28 +315,32 @@ fn has_controller(pod: &ProfilePod, namespace: &str, controller: &str) -> bool {
     *pod.namespace == *namespace && pod.owner.as_ref().is_some_and(|owner| ***owner == *controller)
 }
 
+/// Whether a pod was created in an earlier second. The API server stores no fractions of seconds.
+fn is_older(pod: &DynamicObject, time: Timestamp) -> bool {
+    pod.metadata.creation_timestamp.as_ref().is_some_and(|created| created.0.as_second() < time.as_second())
+}
+
 /// Evicts a pod.
 ///
 /// # Errors
 /// The API server is unavailable. The pod may have been evicted.
-pub(super) async fn evict(client: &Client, pod: &ProfilePod, uid: &str) -> kube::Result<Evicted> {
+async fn evict(client: &Client, PodEviction { namespace, pod, uid, .. }: &PodEviction) -> kube::Result<Evicted> {
     // `Api::evict` does not send preconditions, so it could evict a new pod of the same name.
     let eviction = json!({
-        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": namespace, "name": pod},
         "deleteOptions": {"preconditions": {"uid": uid}},
     });
-    let (api, parameters) = (api_of(client, &pod.namespace), PostParams::default());
-    match api.create_subresource::<_, Value>("eviction", &pod.name, &parameters, &eviction).await {
+    let (api, parameters) = (api_of(client, namespace), PostParams::default());
+    match api.create_subresource::<_, Value>("eviction", pod, &parameters, &eviction).await {
         Ok(_) => {
-            info!(namespace = &*pod.namespace, name = &*pod.name, "a pod was evicted, because it needs a new revision");
+            info!(namespace, name = pod, "a pod was evicted, because it needs a new revision");
             Ok(Evicted::Done)
         }
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Evicted::Gone),
         // A disruption budget refuses with 429. Two budgets for one pod, and a webhook that fails, cause 500.
-        Err(kube::Error::Api(status)) => Ok(Evicted::Refused(format!(
-            "the API server refuses to evict pod {}/{}: {}",
-            pod.namespace, pod.name, status.message
-        ))),
+        Err(kube::Error::Api(status)) => {
+            Ok(Evicted::Refused(format!("the API server refuses to evict pod {namespace}/{pod}: {}", status.message)))
+        }
         Err(error) => Err(error),
     }
 }
@@ -276,6 +348,8 @@ pub(super) async fn evict(client: &Client, pod: &ProfilePod, uid: &str) -> kube:
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use pillion_api::kinds::UpgradePhase;
 
     use super::*;
 
@@ -323,6 +397,42 @@ mod tests {
         let eviction = eviction(1, &("r2".to_owned(), 7), &all);
         assert_eq!(eviction.before, HashSet::from([1, 2]));
         assert_eq!(eviction.deadline, Instant::now() + Duration::from_secs(90));
+        let stored = &eviction.stored;
+        assert_eq!(stored.until.0.as_second() - stored.since.0.as_second(), 90);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_leader_continues_with_stored_evictions() {
+        let phase = ("r2".to_owned(), 7);
+        let mut evictions = Evictions::default();
+        evictions.planned.push(eviction(1, &phase, &[]));
+        assert!(evictions.has_open("shop", "ReplicaSet/web"), "planned evictions count");
+        let status = UpgradeStatus {
+            evictions: evictions.stored(),
+            ..UpgradeStatus::new("r2", None, UpgradePhase::Upgrading, Time(Timestamp::UNIX_EPOCH))
+        };
+        let mut next = Evictions::default();
+        for _ in 0..2 {
+            next.restore(Some(&status), &phase);
+            assert_eq!(next.stored(), status.evictions, "they are restored once");
+        }
+        let [restored] = &next.open[..] else { panic!("{next:?}") };
+        assert!(!restored.is_certain && restored.before.is_empty());
+        let left = restored.deadline - Instant::now();
+        assert!(left > Duration::from_secs(80) && left <= Duration::from_secs(90), "{left:?}");
+        tokio::time::advance(Duration::from_secs(90)).await;
+        assert!(restored.is_late());
+    }
+
+    #[test]
+    fn replacement_is_not_older_than_eviction() {
+        let mut pod = object(&json!([]));
+        let created = |second| Some(Time(Timestamp::from_second(second).unwrap()));
+        let time = Timestamp::from_millisecond(100_900).unwrap();
+        pod.metadata.creation_timestamp = created(100);
+        assert!(!is_older(&pod, time), "the API server has cut the fraction of a second");
+        pod.metadata.creation_timestamp = created(99);
+        assert!(is_older(&pod, time));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,14 +2,26 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pillion_engine::profile::ProfileName;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Maximum number of pairs of profile and revision with counters. Beyond it, upgrades are not counted.
-const MAX_REVISIONS: usize = 200;
+/// Maximum number of cluster profiles with counters, and maximum number of namespaced ones. Upgrades of further profiles
+/// are not counted. Tenants cannot use up the counters of cluster profiles.
+const MAX_PROFILES: usize = 200;
+
+pillion_api::labelled! {
+    /// Whether a profile belongs to the platform or to a tenant.
+    enum Scope {
+        /// Cluster profiles.
+        Cluster => "cluster",
+        /// Namespaced profiles.
+        Namespaced => "namespaced",
+    }
+}
 
 pillion_api::labelled! {
     /// The result of a step of an upgrade.
@@ -32,6 +44,17 @@ struct Labels {
     result: &'static str,
 }
 
+impl Scope {
+    fn of(is_namespaced: bool) -> Self {
+        if is_namespaced { Self::Namespaced } else { Self::Cluster }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ScopeLabel {
+    scope: &'static str,
+}
+
 /// The profiles and revisions that have counters.
 type KnownRevisions = Vec<(Arc<str>, Arc<str>)>;
 
@@ -39,7 +62,7 @@ type KnownRevisions = Vec<(Arc<str>, Arc<str>)>;
 #[derive(Clone, Debug, Default)]
 pub struct RolloutMetrics {
     running: Gauge,
-    failed: Gauge,
+    failed: Family<ScopeLabel, Gauge>,
     results: Family<Labels, Counter>,
     known: Arc<Mutex<KnownRevisions>>,
 }
@@ -55,9 +78,10 @@ impl RolloutMetrics {
         );
         registry.register(
             "pillion_controller_failed_rollouts",
-            "Profiles whose rollout to running pods has failed",
+            "Profiles whose rollout to running pods has failed, by scope",
             metrics.failed.clone(),
         );
+        metrics.show(0, &[]);
         registry.register(
             "pillion_controller_pod_upgrades",
             "Steps of upgrades in place, by profile, revision and result",
@@ -68,8 +92,7 @@ impl RolloutMetrics {
 
     /// Sets the gauges to 0 when leadership ends.
     pub fn reset(&self) {
-        self.running.set(0);
-        self.failed.set(0);
+        self.show(0, &[]);
     }
 
     /// Counts a step of an upgrade to a revision. The counters of a profile's earlier revisions are removed.
@@ -85,7 +108,9 @@ impl RolloutMetrics {
                 }
                 !is_earlier
             });
-            if known.len() >= MAX_REVISIONS {
+            let scope = |name: &str| Scope::of(name.contains('/'));
+            let of_scope = known.iter().filter(|(name, _)| scope(name) == scope(&profile));
+            if of_scope.count() >= MAX_PROFILES {
                 return;
             }
             known.push((Arc::clone(&profile), Arc::clone(&revision)));
@@ -93,9 +118,14 @@ impl RolloutMetrics {
         self.results.get_or_create(&Labels { profile, revision, result: result.as_str() }).inc();
     }
 
-    pub(super) fn show(&self, running: usize, failed: usize) {
-        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
-        self.failed.set(i64::try_from(failed).unwrap_or(i64::MAX));
+    /// Shows the number of pods that are being changed, and the profiles whose rollout has failed.
+    pub(super) fn show(&self, running: usize, failed: &[ProfileName]) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.running.set(number(running));
+        for scope in Scope::ALL {
+            let of_scope = failed.iter().filter(|name| Scope::of(name.namespace.is_some()) == scope);
+            self.failed.get_or_create(&ScopeLabel { scope: scope.as_str() }).set(number(of_scope.count()));
+        }
     }
 }
 
@@ -115,9 +145,23 @@ mod tests {
         let lines: Vec<_> = text.lines().filter(|line| line.contains("pod_upgrades_total{")).collect();
         assert_eq!(lines.len(), 2, "{text}");
         assert!(text.contains(r#"pod_upgrades_total{profile="log",revision="r2",result="failed"} 1"#), "{text}");
-        for number in 0..2 * MAX_REVISIONS {
-            metrics.count(&format!("p{number}"), "r", UpgradeResult::Begun);
+    }
+
+    #[test]
+    fn tenants_have_their_own_series() {
+        let mut registry = Registry::default();
+        let metrics = RolloutMetrics::register(&mut registry);
+        for number in 0..2 * MAX_PROFILES {
+            metrics.count(&format!("shop/p{number}"), "r", UpgradeResult::Begun);
         }
-        assert_eq!(metrics.known.lock().unwrap().len(), MAX_REVISIONS);
+        metrics.count("log", "r", UpgradeResult::Begun);
+        let text = exposition(&registry);
+        assert_eq!(text.matches(r#"pod_upgrades_total{profile="shop/"#).count(), MAX_PROFILES);
+        assert!(text.contains(r#"pod_upgrades_total{profile="log""#), "{text}");
+        metrics.show(1, &[ProfileName::namespaced("shop", "a"), ProfileName::namespaced("shop", "b")]);
+        let text = exposition(&registry);
+        for line in [r#"failed_rollouts{scope="cluster"} 0"#, r#"failed_rollouts{scope="namespaced"} 2"#] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::{DynamicObject, ListParams};
+use pillion_api::kinds::PodEviction;
 use pillion_api::names::UPGRADING_LABEL;
 use pillion_engine::in_place::{ContainerChange, ContainerList, RunningUpgrade};
 use serde_json::Value;
@@ -107,7 +108,7 @@ enum Planned {
 }
 
 impl Task {
-    /// Changes at most `limit` pods, in this order.
+    /// Changes at most `limit` pods in place, in this order, or plans their evictions.
     pub(super) async fn change_pods(
         &mut self,
         change: Change<'_>,
@@ -116,6 +117,7 @@ impl Task {
         ongoing: &mut Vec<(String, Disruption)>,
     ) -> kube::Result<()> {
         let mut known = self.known.remove(change.name).unwrap_or_default();
+        known.evictions.planned.clear();
         let done = self.change_with(change, candidates, limit, ongoing, &mut known).await;
         self.known.insert(change.name.to_owned(), known);
         done
@@ -189,12 +191,12 @@ impl Task {
             // A pod that is not ready is disrupted already.
             let is_ready = is_ready(&value);
             if let Some(refusal) = budgets::refusal(&disruption, of_namespace, &beside).filter(|_| is_ready) {
-                known.refuse(pod.uid, change, refusal);
+                known.refuse(pod.uid, change.to, change.restart.map(|restart| restart.limit), refusal);
                 continue;
             }
             let has_begun = match action {
                 Action::Upgrade(upgrade) => self.begin((pod, &object, &value), *upgrade, change, known).await,
-                Action::Evict(controller) => self.evict(pod, &object, controller, change, known).await?,
+                Action::Evict(controller) => self.plan_eviction((pod, &object), controller, change, known),
             };
             if has_begun {
                 limit -= 1;
@@ -235,16 +237,15 @@ impl Task {
         Ok(false)
     }
 
-    /// Evicts a pod. Returns whether that may have begun.
-    async fn evict(
+    /// Plans the eviction of a pod. Returns whether it will be evicted.
+    fn plan_eviction(
         &self,
-        pod: &ProfilePod,
-        object: &DynamicObject,
+        (pod, object): (&ProfilePod, &DynamicObject),
         controller: String,
         change: Change<'_>,
         known: &mut Known,
-    ) -> kube::Result<bool> {
-        let Some(Restart { phase, limit, .. }) = change.restart else { return Ok(false) };
+    ) -> bool {
+        let Some(Restart { phase, limit, .. }) = change.restart else { return false };
         // Two pods of one workload are never replaced at the same time, even by the rollouts of two profiles.
         let is_busy = |known: &Known| known.evictions.has_open(&pod.namespace, &controller);
         if is_busy(known) || self.known.values().any(is_busy) {
@@ -252,22 +253,38 @@ impl Task {
                 pod.uid,
                 format!("another pod of {controller} in namespace {} is being replaced", pod.namespace),
             );
-            return Ok(false);
+            return false;
         }
-        let eviction = Eviction::new((pod, object), controller, (change.to, phase), change.all, *limit);
-        let evicted = evictions::evict(&self.client, pod, object.metadata.uid.as_deref().unwrap_or_default()).await;
-        match evicted {
-            Ok(Evicted::Gone) => return Ok(false),
-            Ok(Evicted::Refused(why)) => {
-                self.channels.metrics.count(change.name, change.revision, UpgradeResult::Rejected);
-                known.refuse(pod.uid, change, why);
-                return Ok(false);
-            }
-            // After an error, the pod may have been evicted.
-            Ok(Evicted::Done) | Err(_) => known.evictions.open.push(eviction),
+        known.evictions.planned.push(Eviction::new((pod, object), controller, (change.to, phase), change.all, *limit));
+        true
+    }
+
+    /// Evicts the pods of a profile whose planned evictions are in its status now. `limit` is how long the upgrade of one
+    /// pod may take.
+    pub(super) async fn evict_planned(&mut self, name: &str, revision: &str, limit: Duration) -> kube::Result<()> {
+        let Self { client, known, channels, .. } = self;
+        let known = known.entry(name.to_owned()).or_default();
+        for mut eviction in std::mem::take(&mut known.evictions.planned) {
+            let result = match eviction.request(client).await {
+                Ok(Evicted::Done) => {
+                    known.evictions.open.push(eviction);
+                    UpgradeResult::Begun
+                }
+                Ok(Evicted::Gone) => continue,
+                Ok(Evicted::Refused(why)) => {
+                    let PodEviction { uid, revision: to, .. } = &eviction.stored;
+                    known.refuse(uid_number(uid), to, Some(limit), why);
+                    UpgradeResult::Rejected
+                }
+                Err(error) => {
+                    // The pod may have been evicted.
+                    known.evictions.open.push(eviction);
+                    return Err(error);
+                }
+            };
+            channels.metrics.count(name, revision, result);
         }
-        self.channels.metrics.count(change.name, change.revision, UpgradeResult::Begun);
-        evicted.map(|_| true)
+        Ok(())
     }
 
     /// Plans the change of a pod.
@@ -339,11 +356,11 @@ impl Task {
 }
 
 impl Known {
-    /// Handles a refusal to disrupt a pod. With the strategy `Restart`, a pod that is refused for too long does not keep
-    /// the step from ending.
-    fn refuse(&mut self, uid: u128, change: Change<'_>, why: String) {
-        match change.restart {
-            Some(restart) if self.evictions.refuse(uid, restart.limit) => self.add_obstacle(uid, change.to, vec![why]),
+    /// Handles a refusal to disrupt a pod. With the strategy `Restart`, a pod that is refused for longer than `limit` does
+    /// not keep the step from ending.
+    fn refuse(&mut self, uid: u128, to: &str, limit: Option<Duration>, why: String) {
+        match limit {
+            Some(limit) if self.evictions.refuse(uid, limit) => self.add_obstacle(uid, to, vec![why]),
             _ => self.delay(uid, why),
         }
     }

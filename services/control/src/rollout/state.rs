@@ -67,4 +67,6 @@ pub(super) struct Task {
     pub(super) cleaned: Instant,
     /// Whether marked pods must be read even if no profile is followed.
     pub(super) has_marked: bool,
+    /// The number of rounds of this term.
+    pub(super) rounds: usize,
 }

@@ -13,7 +13,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use pillion_api::kinds::{UpgradePhase, UpgradeStatus};
+use pillion_api::kinds::{MAX_EVICTIONS, UpgradePhase, UpgradeStatus};
 use pillion_api::profile::{Rollout, RolloutStep, RolloutStrategy, RolloutWindow};
 
 use super::judge::Verdict;
@@ -63,8 +63,6 @@ pub(super) struct PodStates {
     /// Pods whose workload is in the share of the current step, and that can still get the revision. Only with the
     /// strategy `Restart`.
     pub(super) left_in_share: usize,
-    /// Whether evictions of the previous leader may not have ended. Then no pod is changed, and no phase ends.
-    pub(super) is_settling: bool,
 }
 
 /// The inputs of a decision.
@@ -137,7 +135,9 @@ pub(super) fn is_window_open(situation: &Situation<'_>) -> bool {
 /// Returns how many further pods may be changed now.
 pub(super) fn capacity(rollout: &Rollout, pods: PodStates) -> usize {
     let most = usize::try_from(rollout.max_unavailable.unwrap_or(1)).unwrap_or(usize::MAX);
-    if pods.is_settling { 0 } else { most.saturating_sub(pods.running) }
+    // The status contains all evictions.
+    let limit = if rollout.strategy == Some(RolloutStrategy::Restart) { MAX_EVICTIONS } else { usize::MAX };
+    most.min(limit).saturating_sub(pods.running)
 }
 
 /// Returns how long the upgraded pods are observed after the current step, in seconds.
@@ -246,7 +246,7 @@ fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhas
         (Baking, Some(Verdict::Worse(why))) if !is_return(situation) => failed(why),
         (Paused, _) => (Upgrading, None),
         (Upgrading, _) => {
-            let is_reached = left(situation, status) == 0 && pods.running == 0 && !pods.is_settling;
+            let is_reached = left(situation, status) == 0 && pods.running == 0;
             (if is_reached { Baking } else { Upgrading }, None)
         }
         (Baking, Some(_)) => {
@@ -261,7 +261,7 @@ fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhas
                 () => (Upgrading, None),
             }
         }
-        (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck && !pods.is_settling => (SteppedBack, None),
+        (SteppingBack, _) if pods.running == 0 && pods.away <= pods.stuck => (SteppedBack, None),
         (phase, _) => (phase, None),
     }
 }

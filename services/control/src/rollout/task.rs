@@ -61,8 +61,6 @@ const SETTLED_AFTER: Duration = Duration::from_mins(1);
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
 /// How long a new pod may take to become ready before it is bad.
 const STARTING: Duration = Duration::from_mins(5);
-/// Maximum time for which a new leader waits for the evictions of its predecessor.
-const MAX_SETTLING: Duration = Duration::from_mins(10);
 /// How long a round may handle namespaced profiles, so that they do not delay the rollouts of cluster profiles.
 const TENANTS_LIMIT: Duration = Duration::from_secs(5);
 /// The pulls for namespaced profiles. A registry that never ends its response delays only its own namespace.
@@ -102,6 +100,7 @@ pub async fn run(leading: LeaderContext, channels: RolloutChannels, settings: Ro
         began: Instant::now(),
         cleaned: Instant::now(),
         has_marked: true,
+        rounds: 0,
     };
     // A round that is interrupted between two writes is continued by the next leader.
     tokio::select! {
@@ -125,6 +124,23 @@ fn paced(client: Client, per_second: u32) -> Client {
         }
     });
     Client::new(service, namespace)
+}
+
+/// A profile in one round, and its pods.
+#[derive(Clone, Copy)]
+struct Round<'r> {
+    profile: &'r Followed,
+    /// The profile's display name.
+    name: &'r str,
+    /// All pods of the profile, in the order of their upgrades.
+    pods: &'r [ProfilePod],
+    /// The UIDs of these pods.
+    listed: &'r HashSet<u128>,
+    /// The pods that are being changed in place.
+    busy: &'r HashSet<u128>,
+    /// With the strategy `Restart`, the share of the workloads in percent, and their pods.
+    share: Option<(u8, &'r HashSet<u128>)>,
+    phase: &'r PhaseKey,
 }
 
 impl Task {
@@ -154,7 +170,9 @@ impl Task {
             known.evictions.open.retain(|eviction| !eviction.is_late());
             !known.evictions.open.is_empty()
         });
-        if let Some((name, version)) = ended.first()
+        // One per round. If the write for one of them fails each time, the others have their turns nevertheless.
+        self.rounds = self.rounds.wrapping_add(1);
+        if let Some((name, version)) = self.rounds.checked_rem(ended.len()).and_then(|next| ended.get(next))
             && let Err(error) = self.remove_status(name, version.as_deref()).await
         {
             warn!(profile = %name, error = chain(&error), "the status of an earlier rollout is not removed");
@@ -177,23 +195,24 @@ impl Task {
         };
         let marked = context.continue_all().await?;
         self.has_marked = !marked.is_empty();
-        let mut failed = 0;
+        let has_failed =
+            |profile: &&Followed| profile.upgrade.as_ref().is_some_and(|upgrade| upgrade.phase.has_failed());
+        let failed: Vec<_> = followed.iter().filter(has_failed).map(|profile| profile.name.clone()).collect();
         let mut ongoing: Vec<_> = marked.iter().filter_map(MarkedPod::disruption).collect();
         let (of_platform, of_tenants): (Vec<_>, Vec<_>) =
             followed.into_iter().partition(|profile| profile.name.namespace.is_none());
         (self.reserved, self.until) = (HashSet::new(), None);
         for profile in of_platform {
-            failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
+            self.try_roll_out(&profile, &marked, &mut ongoing).await;
         }
         let until = Instant::now() + TENANTS_LIMIT;
         self.until = Some(until);
         for profile in self.turns.order(of_tenants) {
-            if Instant::now() < until {
-                self.turns.take(&profile.name);
-                failed += usize::from(self.try_roll_out(&profile, &marked, &mut ongoing).await);
-            } else {
-                failed += usize::from(profile.upgrade.is_some_and(|upgrade| upgrade.phase.has_failed()));
+            if Instant::now() >= until {
+                break;
             }
+            self.turns.take(&profile.name);
+            self.try_roll_out(&profile, &marked, &mut ongoing).await;
         }
         if self.cleaned.elapsed() > CLEAN_INTERVAL {
             pull::delete_pods(&self.client, &self.platform_pulls.0.namespace, PULL_LIMIT + FRESH_FOR).await?;
@@ -201,7 +220,7 @@ impl Task {
         }
         let evicted: usize = self.known.values().map(|known| known.evictions.open.len()).sum();
         let running = evicted + marked.iter().filter(|pod| pod.upgraded.running.is_some()).count();
-        self.channels.metrics.show(running, failed);
+        self.channels.metrics.show(running, &failed);
         Ok(())
     }
 
@@ -214,37 +233,33 @@ impl Task {
         }
     }
 
-    /// Continues the rollout of a profile. Returns whether the rollout has failed. An error is logged.
+    /// Continues the rollout of a profile. An error is logged.
     async fn try_roll_out(
         &mut self,
         profile: &Followed,
         marked: &[MarkedPod],
         ongoing: &mut Vec<(String, Disruption)>,
-    ) -> bool {
+    ) {
         let name = profile.name.to_string();
-        self.roll_out(profile, &name, marked, ongoing).await.unwrap_or_else(|error| {
+        if let Err(error) = self.roll_out(profile, &name, marked, ongoing).await {
             warn!(profile = name, error = chain(&error), "the rollout could not continue; trying again");
-            false
-        })
+        }
     }
 
-    /// Continues the rollout of a profile. Returns whether it has failed.
+    /// Continues the rollout of a profile: decides its state, changes pods or writes the state.
     async fn roll_out(
         &mut self,
         profile: &Followed,
         name: &str,
         marked: &[MarkedPod],
         ongoing: &mut Vec<(String, Disruption)>,
-    ) -> kube::Result<bool> {
-        let has_failed = |status: &UpgradeStatus| status.phase.has_failed();
+    ) -> kube::Result<()> {
         let before = profile.upgrade.as_ref().filter(|before| before.revision == profile.revision);
         let known = self.known.entry(name.to_owned()).or_default();
         if known.replaced.is_some() && known.replaced == profile.resource_version {
-            return Ok(before.is_some_and(has_failed));
+            return Ok(());
         }
-        let Some(mut pods) = pods_with(&self.channels.questions, name).await else {
-            return Ok(before.is_some_and(has_failed));
-        };
+        let Some(mut pods) = pods_with(&self.channels.questions, name).await else { return Ok(()) };
         // The order depends only on the revision and the pods. So each revision begins with other pods, and all leaders
         // use the same order.
         pods.sort_by_cached_key(|pod| rank(&profile.revision, pod.uid));
@@ -273,6 +288,7 @@ impl Task {
         let begun = steps::start(&situation);
         let (phase, percent) = ((revision.to_owned(), begun.since.0.as_second()), steps::percent(&situation, &begun));
         let in_share = if restarts { in_share(percent, name, revision, &pods) } else { HashSet::new() };
+        self.known.entry(name.to_owned()).or_default().evictions.restore(profile.upgrade.as_ref(), &phase);
         self.follow_evictions(name, &phase, &pods).await?;
         let known = self.known.entry(name.to_owned()).or_default();
         let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
@@ -289,7 +305,6 @@ impl Task {
             left_in_share: count(&|pod| {
                 *pod.revision != *revision && in_share.contains(&pod.uid) && !has_obstacle(pod, revision)
             }),
-            is_settling: restarts && self.began.elapsed() < pod_timeout(profile).min(MAX_SETTLING),
         };
         let eviction_failure = known.evictions.failure(&phase, profile.rollout.max_unavailable.unwrap_or(1));
         let failure = failure(name, revision, &marked)
@@ -302,12 +317,7 @@ impl Task {
         situation.waits = waits.as_deref();
         let verdict = self.verdict(name, &situation, &pods, &busy).await?;
         situation.verdict = verdict.as_ref();
-        let status = steps::next(&situation);
-        let is_new_state = before.is_none_or(|before| state(before) != state(&status));
-        let is_stored = self.record(profile, name, &status, is_new_state).await?;
-        if is_new_state || !is_stored {
-            return Ok(has_failed(&status));
-        }
+        let mut status = steps::next(&situation);
         let limit = steps::capacity(&profile.rollout, counts);
         let work = match (status.phase, previous) {
             (UpgradePhase::Upgrading | UpgradePhase::Complete, _) if !is_closed => {
@@ -316,29 +326,54 @@ impl Task {
             (UpgradePhase::SteppingBack | UpgradePhase::SteppedBack, Some(previous)) => Some((previous, true, limit)),
             _ => None,
         };
-        if let Some((to, is_step_back, limit)) = work {
-            let known = self.known.entry(name.to_owned()).or_default();
-            known.forget(&listed);
-            let published = profile.published_percent.unwrap_or(100);
-            let is_used = known.evictions.publish(revision, published, &listed, self.settings.publish_settle);
-            let is_selected =
-                |pod: &&ProfilePod| *pod.revision != *to && (is_step_back || !restarts || in_share.contains(&pod.uid));
-            let mut candidates = pods.iter().filter(is_selected).collect();
-            self.reserve(profile, to, &mut candidates);
-            candidates.retain(|pod| !busy.contains(&pod.uid));
-            // Otherwise, the kill switch would be read in each round of a rollout that has ended.
-            if candidates.is_empty() || limit == 0 {
-                return Ok(has_failed(&status));
-            }
-            let restart = if restarts {
-                Some(self.restart(profile, phase, eviction_failure, is_used && published == percent).await?)
-            } else {
-                None
-            };
-            let change = Change { name, revision, to, is_step_back, restart: restart.as_ref(), all: &pods };
-            self.change_pods(change, candidates, limit, ongoing).await?;
+        let is_new_state = before.is_none_or(|before| state(before) != state(&status));
+        let share = restarts.then_some((percent, &in_share));
+        let round = Round { profile, name, pods: &pods, listed: &listed, busy: &busy, share, phase: &phase };
+        let changed = match work.filter(|_| !is_new_state) {
+            Some(work) => self.change(round, work, eviction_failure, ongoing).await,
+            None => Ok(()),
+        };
+        let evictions = &self.known.entry(name.to_owned()).or_default().evictions;
+        status.evictions = evictions.stored();
+        let must_write = is_new_state || !evictions.planned.is_empty();
+        let is_stored = self.record(profile, name, &status, must_write).await?;
+        changed?;
+        if is_stored {
+            self.evict_planned(name, revision, pod_timeout(profile)).await?;
         }
-        Ok(has_failed(&status))
+        Ok(())
+    }
+
+    /// Changes further pods to the revision `to` in place, at most `limit`, or plans their evictions. `failure` is why
+    /// earlier evictions of this phase have failed.
+    async fn change(
+        &mut self,
+        Round { profile, name, pods, listed, busy, share, phase }: Round<'_>,
+        (to, is_step_back, limit): (&str, bool, usize),
+        failure: Option<String>,
+        ongoing: &mut Vec<(String, Disruption)>,
+    ) -> kube::Result<()> {
+        let revision = &*profile.revision;
+        let known = self.known.entry(name.to_owned()).or_default();
+        known.forget(listed);
+        let published = profile.published_percent.unwrap_or(100);
+        let is_used = known.evictions.publish(revision, published, listed, self.settings.publish_settle);
+        let is_selected = |pod: &&ProfilePod| {
+            *pod.revision != *to && (is_step_back || share.is_none_or(|(_, workloads)| workloads.contains(&pod.uid)))
+        };
+        let mut candidates = pods.iter().filter(is_selected).collect();
+        self.reserve(profile, to, &mut candidates);
+        candidates.retain(|pod| !busy.contains(&pod.uid));
+        // Otherwise, the kill switch would be read in each round of a rollout that has ended.
+        if candidates.is_empty() || limit == 0 {
+            return Ok(());
+        }
+        let restart = match share {
+            Some((percent, _)) => Some(self.restart(profile, phase, failure, is_used && published == percent).await?),
+            None => None,
+        };
+        let change = Change { name, revision, to, is_step_back, restart: restart.as_ref(), all: pods };
+        self.change_pods(change, candidates, limit, ongoing).await
     }
 
     /// Reserves the pods that a cluster profile still has to change. For a namespaced profile, removes reserved pods.
@@ -387,7 +422,7 @@ impl Task {
     async fn restart(
         &self,
         profile: &Followed,
-        phase: PhaseKey,
+        phase: &PhaseKey,
         failure: Option<String>,
         is_share_used: bool,
     ) -> kube::Result<Restart> {
@@ -400,7 +435,7 @@ impl Task {
             }
             None => None,
         };
-        Ok(Restart { waits, phase, limit: pod_timeout(profile) })
+        Ok(Restart { waits, phase: phase.clone(), limit: pod_timeout(profile) })
     }
 
     /// Whether an administrator has disabled injection or the webhooks.
@@ -419,6 +454,7 @@ impl Task {
             let outcome = match eviction.follow(&self.client, pods, self.settings.settle).await {
                 Ok(Replacement::Ready) => UpgradeResult::Completed,
                 Ok(Replacement::Overdue) => UpgradeResult::Failed,
+                Ok(Replacement::NotEvicted) => continue,
                 Ok(Replacement::Pending) => {
                     known.evictions.open.push(eviction);
                     continue;
@@ -429,7 +465,7 @@ impl Task {
                     continue;
                 }
             };
-            self.channels.metrics.count(name, eviction.revision(), outcome);
+            self.channels.metrics.count(name, &eviction.stored.revision, outcome);
             known.evictions.count(&eviction, phase, outcome == UpgradeResult::Completed);
         }
         result
@@ -480,17 +516,18 @@ impl Task {
     }
 
     /// Writes the state of a rollout if it has changed. If only counts and reasons have changed, writes it at
-    /// intervals. Returns whether the stored state equals this one, except for counts and reasons.
+    /// intervals, unless `must_write`. Returns whether the stored state equals this one, except for counts and reasons.
     async fn record(
         &mut self,
         profile: &Followed,
         name: &str,
         status: &UpgradeStatus,
-        is_new_state: bool,
+        must_write: bool,
     ) -> kube::Result<bool> {
         let known = self.known.entry(name.to_owned()).or_default();
         let interval = if status.phase.has_ended() { ENDED_INTERVAL } else { COUNTS_INTERVAL };
-        if profile.upgrade.as_ref() == Some(status) || (!is_new_state && known.written.elapsed() < interval) {
+        let before = profile.upgrade.as_ref();
+        if before == Some(status) || (!must_write && known.written.elapsed() < interval) {
             return Ok(true);
         }
         let guard = ("resourceVersion", profile.resource_version.as_deref());
@@ -499,8 +536,7 @@ impl Task {
                 let is_other = written.metadata.resource_version != profile.resource_version;
                 known.replaced = profile.resource_version.clone().filter(|_| is_other);
                 known.written = Instant::now();
-                if is_new_state {
-                    let before = profile.upgrade.as_ref();
+                if before.is_none_or(|before| state(before) != state(status)) {
                     let is_same_rollout = before.is_some_and(|before| before.revision == status.revision);
                     known.begin_phase(is_same_rollout);
                     let (phase, step, message) = (status.phase.as_str(), status.step, status.message.as_deref());

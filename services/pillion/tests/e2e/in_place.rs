@@ -640,6 +640,8 @@ fn profile_with_version(version: &str, rollout: &Json) -> Result<String> {
 /// The number of Deployments in the test of restarts, and the pods of each.
 const WORKLOADS: usize = 8;
 const REPLICAS: usize = 2;
+/// After how many writes the leaders end.
+const LEADERS_END_AFTER: [usize; 5] = [4, 2, 3, 5, 6];
 
 impl Shop {
     /// Creates Deployments, a pod without a controller, and a budget for the first Deployment.
@@ -692,19 +694,29 @@ fn pods_are_evicted_in_shares_of_workloads() {
         };
         let old = uids(&shop.pods().await?);
 
-        // All workloads replace their pods, each pod once, and never more than three at a time. The leader ends after
-        // its first evictions.
+        // All workloads replace their pods, each pod once, and never more than three at a time. Several leaders end, after
+        // writes of the status or after evictions.
         drop(first_leader);
-        let (writer, dead) = dying_client(&client, 4);
+        let mut ends = LEADERS_END_AFTER.into_iter();
+        let (writer, mut dead) = dying_client(&client, ends.next().context("a number")?);
         let mut leader = lead(&client, writer)?;
-        let mut leaders = 1;
         control_plane.apply_yaml(&profile_with_version("2", &rollout)?).await?;
         let mut seen = old.clone();
         let (mut least_ready, mut in_first_step) = (usize::MAX, 0);
         shop.wait_for("the rollout is complete", async || {
-            if dead.is_cancelled() && leaders == 1 {
-                leader = lead(&client, client.clone())?;
-                leaders += 1;
+            if dead.is_cancelled() {
+                let writer = match ends.next() {
+                    Some(writes) => {
+                        let (writer, next) = dying_client(&client, writes);
+                        dead = next;
+                        writer
+                    }
+                    None => {
+                        dead = CancellationToken::new();
+                        client.clone()
+                    }
+                };
+                leader = lead(&client, writer)?;
             }
             let pods = shop.pods().await?;
             seen.extend(uids(&pods));
@@ -722,7 +734,8 @@ fn pods_are_evicted_in_shares_of_workloads() {
             Ok(())
         })
         .await?;
-        ensure!(leaders == 2, "the first leader did not end");
+        ensure!(ends.next().is_none() && !dead.is_cancelled(), "a leader did not end");
+        ensure!(shop.status().await?.evictions.is_empty(), "an eviction is still listed");
         let pods = are_ready().await?;
         let new = pods.iter().filter(|pod| version(pod) == Some("2")).count();
         ensure!(new == all && version(&pods[0]) == Some("1"), "{new} pods have the new version");

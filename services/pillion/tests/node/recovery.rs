@@ -69,7 +69,7 @@ async fn everything_is_required(platform: &Platform) -> Result<()> {
 }
 
 /// Kills the processes on this node whose command lines start with `arguments`. Returns the number of killed processes.
-fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
+pub(crate) fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
     let beginning = arguments.join("\0");
     let group = format!("/pillion-{node}/");
     let mut killed = 0;

@@ -1,5 +1,5 @@
 //! Tests rollouts by the controller while users edit pods and the profile, drain the node and delete a namespace, and
-//! rollouts that evict pods.
+//! rollouts that evict pods or whose leaders are killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +15,9 @@ use pillion_testkit::eventually;
 use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::in_place::{Identity, Shop, deployment, sidecar_tag};
+use crate::in_place::{Identity, Shop, container, deployment, sidecar_tag};
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
+use crate::recovery::kill_processes;
 
 /// How long a rollout may take.
 const LIMIT: Duration = Duration::from_mins(6);
@@ -196,6 +197,8 @@ struct Seen {
     uids: BTreeMap<String, BTreeSet<String>>,
     /// The smallest number of ready pods, by workload.
     least_ready: BTreeMap<String, i32>,
+    /// The smallest number of ready pods of all workloads.
+    least_of_all: Option<usize>,
 }
 
 /// Reads the workloads several times per second.
@@ -206,6 +209,9 @@ async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, ended: CancellationT
         let pods = Shop(platform).pods().await?;
         let found = deployments.list(&ListParams::default()).await?.items;
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready =
+            pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod).is_ok()).count();
+        seen.least_of_all = Some(seen.least_of_all.map_or(ready, |least| least.min(ready)));
         for pod in pods {
             let part = pod.metadata.labels.as_ref().and_then(|labels| labels.get("part")).context("no part")?;
             seen.uids.entry(part.clone()).or_default().insert(pod.metadata.uid.clone().context("no uid")?);
@@ -219,13 +225,21 @@ async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, ended: CancellationT
     Ok(())
 }
 
-/// Applies a profile, and returns the state at the end of its rollout, with what a watcher has seen meanwhile.
-async fn roll_out(shop: &Shop<'_>, profile: &str) -> Result<(UpgradeStatus, Seen)> {
+/// Applies a profile, and returns the state at the end of its rollout, with what a watcher has seen meanwhile. During
+/// the rollout, kills all controllers `kills` times.
+async fn roll_out(shop: &Shop<'_>, profile: &str, kills: u32) -> Result<(UpgradeStatus, Seen)> {
     let before = shop.status().await?.revision;
     let (seen, ended) = (Arc::new(Mutex::new(Seen::default())), CancellationToken::new());
     let run = async {
         let _ends = ended.clone().drop_guard();
         shop.0.kubectl_with_input(&["apply", "-f", "-"], profile).await?;
+        for kill in 0..kills {
+            let is_due = |status: &UpgradeStatus| {
+                status.revision != before && status.upgraded > kill * status.pods / (kills + 1) && status.upgrading > 0
+            };
+            reaches(shop, "the next share of the pods is upgraded", is_due).await?;
+            kill_processes(shop.0.cluster.name(), &["/pillion", "controller"])?;
+        }
         let has_ended =
             |status: &UpgradeStatus| status.revision != before && status.phase.has_ended() && status.upgrading == 0;
         reaches(shop, "the rollout has ended", has_ended).await
@@ -234,6 +248,63 @@ async fn roll_out(shop: &Shop<'_>, profile: &str) -> Result<(UpgradeStatus, Seen
     watched?;
     let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((status?, seen))
+}
+
+#[test]
+#[ignore = "needs a real node: just node"]
+fn rollouts_continue_after_leaders_are_killed() {
+    const WORKLOADS: usize = 5;
+    const PODS: usize = 4;
+    const KILLS: u32 = 3;
+    on_a_node(async |platform| {
+        install(platform, &["1", "2"]).await?;
+        let shop = Shop(platform);
+        let rollout = |strategy: &str| {
+            json!({
+                "strategy": strategy, "maxUnavailable": 2, "podTimeoutSeconds": 180,
+                "steps": [{"percent": 50, "bakeSeconds": 3}],
+            })
+        };
+        platform.kubectl_with_input(&["apply", "-f", "-"], &profile("1", "8080", "1", &rollout("InPlace"))).await?;
+        shop.serves("1", "2m").await?;
+        let workloads: Vec<_> =
+            (0..WORKLOADS).map(|number| deployment("shop", &format!("web-{number}"), PODS)).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": workloads});
+        platform.kubectl_with_input(&["apply", "-f", "-"], &list.to_string()).await?;
+        let all = WORKLOADS * PODS;
+        eventually(SOON * 2, "all pods are ready", async || {
+            let pods = shop.pods().await?;
+            ensure!(pods.len() == all, "{} pods", pods.len());
+            pods.iter().try_for_each(is_ready)
+        })
+        .await?;
+        let identities = shop.identities().await?;
+
+        for (strategy, tag, version) in [("InPlace", "2", "1"), ("Restart", "2", "2")] {
+            let begun = Instant::now();
+            let (status, seen) = roll_out(&shop, &profile(tag, "8080", version, &rollout(strategy)), KILLS).await?;
+            let took = begun.elapsed();
+            ensure!(status.phase == UpgradePhase::Complete && status.evictions.is_empty(), "{status:?}");
+            ensure!(usize::try_from(status.upgraded)? == all, "{status:?}");
+            let least = seen.least_of_all.context("pods were seen")?;
+            ensure!(least + 2 >= all, "at most two pods may be unavailable: {least} of {all} were ready");
+            if strategy == "InPlace" {
+                expect_same(&identities, &shop.identities().await?)?;
+                for pod in shop.pods().await? {
+                    let restarts = container(&pod, "shipper")?.restart_count;
+                    ensure!(restarts == 1, "{} was changed {restarts} times", name(&pod)?);
+                }
+            } else {
+                let is_once = |uids: &BTreeSet<String>| uids.len() == 2 * PODS;
+                ensure!(seen.uids.values().all(is_once), "a pod was replaced twice, or not at all: {seen:?}");
+            }
+            println!(
+                "{strategy}: all controllers were killed {KILLS} times; {all} pods were changed once each in {took:.1?}; \
+                 at least {least} were ready"
+            );
+        }
+        Ok(())
+    });
 }
 
 #[test]
@@ -275,7 +346,7 @@ fn controller_replaces_running_pods() {
 
         // A change that works replaces each pod once, and keeps the budgets.
         let begun = Instant::now();
-        let (status, seen) = roll_out(&shop, &profile("1", "8080", "2", &rollout)).await?;
+        let (status, seen) = roll_out(&shop, &profile("1", "8080", "2", &rollout), 0).await?;
         let took = begun.elapsed();
         ensure!(status.phase == UpgradePhase::Complete && status.upgraded == 20, "{status:?}");
         ensure!(
@@ -290,7 +361,7 @@ fn controller_replaces_running_pods() {
 
         // With this change, no pod becomes ready. At most the workloads of the first step are touched.
         let begun = Instant::now();
-        let (status, seen) = roll_out(&shop, &profile("1", "9999", "3", &rollout)).await?;
+        let (status, seen) = roll_out(&shop, &profile("1", "9999", "3", &rollout), 0).await?;
         let took = begun.elapsed();
         ensure!(status.phase == UpgradePhase::SteppedBack, "{status:?}");
         are_ready().await?;

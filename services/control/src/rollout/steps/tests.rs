@@ -82,10 +82,10 @@ fn workloads_are_restarted_in_shares() {
     assert_eq!(with(1, 0), UpgradePhase::Upgrading);
     assert_eq!(with(0, 1), UpgradePhase::Upgrading, "an evicted pod is not replaced yet");
     assert_eq!(with(0, 0), UpgradePhase::Baking);
-    // A new leader does not know the evictions of its predecessor.
-    let settling = PodStates { is_settling: true, ..pods(20, 5, 0) };
-    assert_eq!(next(&situation(&rollout, Some(&first), settling, 110)).phase, UpgradePhase::Upgrading);
-    assert_eq!(capacity(&rollout, settling), 0);
+    // The status has a limited number of evictions.
+    let large = Rollout { max_unavailable: Some(1000), ..rollout.clone() };
+    assert_eq!(capacity(&large, pods(2000, 0, 3)), MAX_EVICTIONS - 3);
+    assert_eq!(capacity(&Rollout { strategy: Some(RolloutStrategy::InPlace), ..large }, pods(2000, 0, 3)), 997);
     assert_eq!(percent(&situation(&rollout, None, pods(20, 0, 0), 100), &first), 10);
 }
 
