@@ -4,8 +4,9 @@
 //! process namespace, so every process that it starts ends with it. No packet leaves the copy's network, so tests with
 //! the same addresses and ports can run in parallel.
 //!
-//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
-//! or configures the control plane requests a network of its own ([`Isolation::own_network`]).
+//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`), whose API server it
+//! may stop, pause and restart. A test that configures or measures the control plane requests a network of its own
+//! ([`Isolation::own_network`]).
 //!
 //! On the machine's loopback, the API server would behave differently from production in two ways. It sends requests to
 //! a webhook on a loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a
@@ -85,8 +86,8 @@ impl Isolation {
         Self { time_limit: Duration::from_mins(10), has_own_network: false }
     }
 
-    /// Uses an empty network instead of one with a leased control plane. This is for tests that stop, pause or
-    /// configure the control plane, or do not need one. `_reason` documents why.
+    /// Uses an empty network instead of one with a leased control plane. This is for tests that configure or measure the
+    /// control plane, or do not need one. `_reason` documents why.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
         self

@@ -42,6 +42,7 @@ pub mod image;
 mod kubeconfig;
 pub mod namespace;
 pub mod tools;
+mod remote;
 pub mod control_plane;
 pub mod cluster;
 pub mod controller_manager;

@@ -6,11 +6,16 @@
 //!
 //! Two tests never use one control plane at the same time. There are as many control planes as parallel tests.
 //!
+//! A test may stop, pause and restart the API server of its lease, and may start a second API server on the same etcd.
+//! It sends requests to the process that keeps the control plane (see `remote.rs`). A reset starts a stopped API server
+//! again, and waits until only this API server is an endpoint of the Service `kubernetes`.
+//!
 //! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
 //! the test runner.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,11 +26,15 @@ use base64::engine::general_purpose::STANDARD;
 use http::Request;
 use kube::{Client, Config};
 use serde_json::{Value, json};
+use tokio::net::UnixListener;
 
-use crate::control_plane::ControlPlane;
+use crate::control_plane::{AUDIT_LOG, ControlPlane};
 use crate::daemon::tail;
 use crate::eventually::{POLL, eventually};
 use crate::namespace;
+use crate::remote::{self, Request as Remote};
+
+mod parameters;
 
 /// The environment variable with the folder of the lease. It is set in the process that keeps a control plane.
 const KEEP: &str = "PILLION_TEST_KEEP";
@@ -41,6 +50,16 @@ const LOG: &str = "keeper.log";
 
 /// How long a control plane may take to start, or to be reset.
 const LIMIT: Duration = Duration::from_mins(4);
+
+/// The audit policy of leased control planes. Only patches of pods are written to the audit log.
+const AUDIT_POLICY: &str = "
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Request, verbs: [patch], resources: [{group: '', resources: [pods]}]}
+- {level: None}
+";
 
 /// The prefixes of keys that the API server itself writes. A reset ignores such keys.
 const VOLATILE: [&str; 8] = [
@@ -229,21 +248,51 @@ pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
     let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
     namespace::set_up_addresses()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let control_plane =
-            ControlPlane::builder().directory(folder.join(namespace::LEASED_CONTROL_PLANE)).start().await?;
-        let keys = Keys::new()?;
-        let baseline = keys.read().await?;
-        std::fs::write(folder.join(READY), "")?;
-        let used = folder.join(USED);
-        loop {
-            if used.exists() {
-                keys.reset(&baseline, &control_plane.client()).await.context("cannot reset the control plane")?;
-                std::fs::remove_file(&used)?;
+    runtime.block_on(keep(&folder))
+}
+
+/// Starts a control plane, and then performs requests and resets until this process is killed.
+async fn keep(folder: &Path) -> anyhow::Result<()> {
+    let directory = folder.join(namespace::LEASED_CONTROL_PLANE);
+    let (policy, audit_log, used) = (directory.join("audit-policy.yaml"), directory.join(AUDIT_LOG), folder.join(USED));
+    std::fs::create_dir_all(&directory)?;
+    std::fs::write(&policy, AUDIT_POLICY)?;
+    // The API server appends to an existing file, so a reset can empty it.
+    std::fs::write(&audit_log, "")?;
+    let mut control_plane = ControlPlane::builder()
+        .directory(&directory)
+        .api_server_arg(format!("--audit-policy-file={}", policy.display()))
+        .api_server_arg(format!("--audit-log-path={}", audit_log.display()))
+        .start()
+        .await?;
+    parameters::watch(&control_plane.client()).await?;
+    let keys = Keys::new()?;
+    let baseline = keys.read().await?;
+    let requests = UnixListener::bind(directory.join(remote::SOCKET)).context("cannot listen for requests")?;
+    std::fs::write(folder.join(READY), "")?;
+    loop {
+        if used.exists() {
+            if control_plane.api_server().is_none() {
+                control_plane.start_api_server().await.context("cannot start the API server again")?;
             }
-            tokio::time::sleep(POLL).await;
+            control_plane.resume_api_server()?;
+            keys.reset(&baseline, &control_plane.client()).await.context("cannot reset the control plane")?;
+            std::fs::write(&audit_log, "")?;
+            std::fs::remove_file(&used)?;
         }
-    })
+        let Ok(connection) = tokio::time::timeout(POLL, requests.accept()).await else { continue };
+        let (stream, _) = connection.context("cannot accept a request")?;
+        let response = remote::respond(stream, async |request| match request {
+            Remote::Stop => control_plane.stop_api_server(),
+            Remote::Start => control_plane.start_api_server().await,
+            Remote::Pause => control_plane.pause_api_server(),
+            Remote::Resume => control_plane.resume_api_server(),
+        });
+        if let Err(error) = response.await {
+            // The test ended before the response. Its lease is returned or ended in any case.
+            let _ = writeln!(std::io::stderr(), "a request failed: {error:#}");
+        }
+    }
 }
 
 /// A client for etcd's JSON gateway. Keys and values are in base64.
@@ -275,7 +324,10 @@ impl Keys {
         let changed = baseline.iter().filter(|(key, value)| now.get(*key) != Some(value));
         let deletions = surplus.map(|key| json!({"requestDeleteRange": {"key": key}}));
         let puts = changed.map(|(key, value)| json!({"requestPut": {"key": key, "value": value}}));
-        let operations: Vec<Value> = deletions.chain(puts).collect();
+        // The record of a second API server expires only after some seconds.
+        let second = STANDARD.encode(format!("/registry/masterleases/{}", namespace::SECOND_API_SERVER));
+        let second = json!({"requestDeleteRange": {"key": second}});
+        let operations: Vec<Value> = deletions.chain(puts).chain([second]).collect();
         // etcd accepts at most 128 operations in one transaction.
         for chunk in operations.chunks(100) {
             self.post("txn", &json!({"success": chunk})).await?;
@@ -301,6 +353,10 @@ impl Keys {
             };
             let left: Vec<_> = groups.filter(of_tests).collect();
             ensure!(left.is_empty(), "still served: {left:?}");
+            let slice = cached(KUBERNETES).await?;
+            let endpoints = slice.get("endpoints").and_then(Value::as_array).into_iter().flatten();
+            let addresses: Vec<_> = endpoints.filter_map(|endpoint| endpoint.pointer("/addresses/0")).collect();
+            ensure!(addresses == [namespace::API_SERVER.to_string().as_str()], "{KUBERNETES}: {addresses:?}");
             Ok(())
         })
         .await
@@ -318,9 +374,12 @@ const EMPTY: [(&str, &[&str]); 6] = [
     ("/api/v1/pods", &[]),
     ("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", &[]),
     ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &[]),
-    ("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &[]),
+    ("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &[parameters::NAME]),
     ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &[]),
 ];
+
+/// The endpoints of the API servers.
+const KUBERNETES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
 fn is_volatile(key: &str) -> bool {
     let key = STANDARD.decode(key).unwrap_or_default();

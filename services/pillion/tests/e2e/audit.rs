@@ -26,7 +26,7 @@ use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{
-    ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
+    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
@@ -302,7 +302,7 @@ fn audit_finds_pods_with_changed_profiles() {
 
 #[test]
 fn audit_names_kill_switch_and_survives_outage() {
-    Isolation::new().own_network("restarts the API server").run(|| async {
+    isolated(|| async {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;

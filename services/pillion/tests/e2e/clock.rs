@@ -319,7 +319,7 @@ fn rotation_survives_clock_jump_after_each_write() {
 fn clock_jump_ahead_shortens_no_wait() {
     let overlap = Duration::from_secs(10);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
         managed.replace_controllers(&[&clock, &clock]).await?;
@@ -380,7 +380,7 @@ fn wrong_initial_clock_creates_no_certificates() {
 fn clock_of_former_leader_shortens_no_wait() {
     let overlap = Duration::from_secs(12);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 12s").replace("Timeout: 5s", "Timeout: 40s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clocks = [MovedClock::new("first")?, MovedClock::new("second")?];
         managed.replace_controllers(&[&clocks[0], &clocks[1]]).await?;

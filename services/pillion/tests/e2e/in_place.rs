@@ -245,7 +245,7 @@ impl Shop {
     }
 
     async fn apply(&self, tag: &str, rollout: &Json) -> Result<()> {
-        self.rig.control_plane.apply_yaml(&profile(tag, rollout)).await.map(drop)
+        self.rig.control_plane.apply_yaml(&profile(tag, rollout)).await
     }
 
     /// Waits until new pods get the sidecar with this tag.
@@ -574,29 +574,16 @@ fn dying_client(client: &Client, writes: usize) -> (Client, CancellationToken) {
 
 #[test]
 fn leader_may_end_after_each_write() {
-    Isolation::new()
-        .own_network("it starts an API server that writes an audit log")
-        .time_limit(Duration::from_mins(8))
-        .run(|| async {
-        let files = tempfile::tempdir()?;
-        let (policy, log) = (files.path().join("policy.yaml"), files.path().join("audit.log"));
-        let rules = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
-            {"level": "Request", "verbs": ["patch"], "resources": [{"group": "", "resources": ["pods"]}]},
-            {"level": "None"},
-        ]});
-        std::fs::write(&policy, rules.to_string())?;
-        let control_plane = ControlPlane::builder()
-            .api_server_arg(format!("--audit-policy-file={}", policy.display()))
-            .api_server_arg(format!("--audit-log-path={}", log.display()));
+    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
         let rollout = json!({"strategy": "InPlace", "maxUnavailable": 2, "steps": [{"percent": 50, "bakeSeconds": 0}]});
-        let shop = Shop::start(control_plane, PODS, &rollout).await?;
+        let shop = Shop::start(ControlPlane::builder(), PODS, &rollout).await?;
         let before = shop.status().await?.revision;
         shop.apply("2", &rollout).await?;
         let leaders = shop.lead_until_end(&before, UpgradePhase::Complete).await?;
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "a pod was forgotten: {:?}", shop.tags().await?);
 
         // The API server's audit log shows that each pod was changed once, and never more than two at a time.
-        let text = std::fs::read_to_string(&log)?;
+        let text = std::fs::read_to_string(shop.rig.control_plane.audit_log()?)?;
         let events = text.lines().map(serde_json::from_str::<Json>).collect::<Result<Vec<_>, _>>()?;
         let (mut begun, mut running, mut most) = (BTreeMap::<String, usize>::new(), BTreeSet::new(), 0);
         for event in &events {
@@ -610,7 +597,11 @@ fn leader_may_end_after_each_write() {
                 *begun.entry(name.clone()).or_default() += 1;
             }
             let label = event["requestObject"]["metadata"]["labels"].get(UPGRADING_LABEL);
-            if label.is_some_and(Json::is_null) { running.remove(&name) } else { running.insert(name) };
+            if label.is_some_and(Json::is_null) {
+                running.remove(&name)
+            } else {
+                running.insert(name)
+            };
             most = most.max(running.len());
         }
         ensure!(begun.len() == PODS && begun.values().all(|times| *times == 1), "{begun:?}");

@@ -2,7 +2,7 @@
 //! pods through the API server.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{Isolation, eventually, isolated};
+use pillion_testkit::{eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{
@@ -223,7 +223,7 @@ fn failure_modes_hold_without_replicas() {
 
 #[test]
 fn responses_survive_api_server_restart() {
-    Isolation::new().own_network("restarts the API server").run(|| async {
+    isolated(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.restart_api_server().await?;
         eventually(SOON, "pods are injected again", async || {

@@ -355,7 +355,7 @@ async fn register_profiles(rig: &Rig) -> Result<()> {
             "failurePolicy": "Ignore", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 5,
         }],
     });
-    rig.control_plane.apply_yaml(&configuration.to_string()).await.map(drop)
+    rig.control_plane.apply_yaml(&configuration.to_string()).await
 }
 
 #[test]

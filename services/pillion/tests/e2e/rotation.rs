@@ -221,7 +221,7 @@ fn leader_paused_after_any_write_conflicts() {
 fn rotation_waits_for_hanging_api_server() {
     // The timeout is longer than the pause, so the rotation cannot proceed because of the timeout.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
         let active = managed.wait_until_stable(1, LIMIT).await?;

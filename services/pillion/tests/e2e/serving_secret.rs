@@ -19,7 +19,7 @@ use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::replica::WEBHOOK_PORT;
 use pillion_testkit::{
-    ControlPlane, Isolation, Replica, ReplicaSpec, eventually, isolated, namespace, register_service, register_webhook,
+    ControlPlane, Replica, ReplicaSpec, eventually, isolated, namespace, register_service, register_webhook,
 };
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -216,7 +216,7 @@ async fn start(control_plane: &ControlPlane, roles: &str) -> Result<Replica> {
 
 #[test]
 fn certificate_follows_secret_but_never_downgrades() {
-    Isolation::new().own_network("stops the API server").run(|| async {
+    isolated(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut replica = start(&control_plane, ROLE).await?;
         let controller = Controller::new(&control_plane)?;
