@@ -34,6 +34,8 @@ const START_LIMIT: Duration = Duration::from_mins(3);
 const SERVICE_ADDRESSES: &str = "10.112.0.0/24,fd00:112::/112";
 /// The name of the audit log in the folder of a leased control plane.
 pub(crate) const AUDIT_LOG: &str = "audit.log";
+/// The name of the file that exists in the folder of a leased control plane while it has Pillion's CRDs.
+pub(crate) const CRDS: &str = "crds";
 
 /// The name of the file with the CA certificate in a control plane's folder.
 const CA_FILE: &str = "ca.crt";

@@ -58,7 +58,7 @@ pub use cluster::Cluster;
 pub use control_plane::ControlPlane;
 pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
-pub use isolation::{Isolation, isolated};
+pub use isolation::{Isolation, isolated, isolated_with_crds};
 pub use kwok::Kwok;
 pub use moved_clock::MovedClock;
 pub use namespace::Silence;

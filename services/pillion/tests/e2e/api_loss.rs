@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::direct::{Direct, metric, review};
@@ -108,7 +108,7 @@ async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
 
 #[test]
 fn responses_survive_api_server_loss() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use http::Request;
 
-use super::{AUDIT_LOG, ControlPlane, Detached, START_LIMIT};
+use super::{AUDIT_LOG, CRDS, ControlPlane, Detached, START_LIMIT};
 use crate::daemon::Daemon;
 use crate::remote;
 
@@ -93,6 +93,13 @@ impl ControlPlane {
     pub fn audit_log(&self) -> anyhow::Result<PathBuf> {
         let folder = self.leased.as_ref().context("the control plane is not leased, so it has no audit log")?;
         Ok(folder.join(AUDIT_LOG))
+    }
+
+    /// Returns whether the control plane had Pillion's CRDs at the start of the test
+    /// ([`Isolation::with_crds`](crate::Isolation::with_crds)).
+    #[must_use]
+    pub fn has_crds(&self) -> bool {
+        self.leased.as_ref().is_some_and(|folder| folder.join(CRDS).exists())
     }
 
     /// Returns the API server's process, for instance to read its id. `None`: the API server is stopped or leased.
