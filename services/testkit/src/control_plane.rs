@@ -310,12 +310,21 @@ impl Settings {
     }
 }
 
+/// Returns the memory limit of etcd and of an API server, in MiB: a twelfth of the machine's memory, because six control
+/// planes run at the same time on two processors. A smaller limit would cost processor time, because an API server uses
+/// up to 200 MiB all the time.
+fn memory_limit() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    (total.unwrap_or(0_u64) / 1024 / 12).clamp(900, 2048)
+}
+
 /// Makes a Go program ignore proxies and the terminal's signals, and sets when it collects garbage. Returns the command.
 fn isolate_go_process(command: &mut Command, garbage_collection: GarbageCollection) -> &mut Command {
     use std::os::unix::process::CommandExt;
     match garbage_collection {
         // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
-        GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB"),
+        GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", format!("{}MiB", memory_limit())),
         // `just` sets GOGC for other Go programs.
         GarbageCollection::Default => command.env_remove("GOGC").env_remove("GOMEMLIMIT"),
     };
