@@ -13,7 +13,7 @@ use pillion_control::Release;
 use pillion_control::certificates::clock::{Clock, ClockMetrics, Settings};
 use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Isolation, eventually};
+use pillion_testkit::{ControlPlane, eventually, isolated};
 use tokio_util::sync::CancellationToken;
 
 /// Time limit for short operations on a busy machine.
@@ -25,7 +25,7 @@ fn release() -> Release {
 
 #[test]
 fn clocks_agree_until_api_server_is_silent() {
-    Isolation::new().own_network("stops the API server").run(|| async {
+    isolated(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut settings = Settings::default();
         settings.interval = Duration::from_millis(100);

@@ -8,7 +8,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http::Request;
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -22,6 +21,7 @@ use crate::{namespace, tools};
 
 mod kubectl;
 pub(crate) mod objects;
+mod processes;
 mod second;
 
 use objects::create_if_absent;
@@ -30,7 +30,12 @@ pub use second::SecondApiServer;
 /// How long etcd and the API server together may take to become ready.
 const START_LIMIT: Duration = Duration::from_mins(3);
 
-const LEASED: &str = "the control plane is leased; give the test its own network (Isolation::own_network)";
+/// The address ranges of Services. Services have one IPv4 address, unless they request both IP families.
+const SERVICE_ADDRESSES: &str = "10.112.0.0/24,fd00:112::/112";
+/// The name of the audit log in the folder of a leased control plane.
+pub(crate) const AUDIT_LOG: &str = "audit.log";
+/// The name of the file that exists in the folder of a leased control plane while it has Pillion's CRDs.
+pub(crate) const CRDS: &str = "crds";
 
 /// The name of the file with the CA certificate in a control plane's folder.
 const CA_FILE: &str = "ca.crt";
@@ -74,6 +79,8 @@ pub struct ControlPlane {
     api_server: Option<Daemon>,
     /// `None` for a leased control plane, whose processes belong to another process.
     etcd: Option<Daemon>,
+    /// The folder of the leased control plane. `None`: the processes are those of this value.
+    leased: Option<PathBuf>,
 }
 
 /// The configuration that each start of the API server uses.
@@ -82,6 +89,8 @@ struct Settings {
     address: IpAddr,
     ports: Ports,
     directory: PathBuf,
+    /// The folder of keys and certificates.
+    keys: PathBuf,
     tools: PathBuf,
     api_server_args: Vec<String>,
     garbage_collection: GarbageCollection,
@@ -99,7 +108,8 @@ pub struct Detached {
 }
 
 impl Builder {
-    /// Listens on an address other than [`namespace::API_SERVER`], for a second control plane in one test.
+    /// Listens on an address other than [`namespace::API_SERVER`], for a second control plane in one test. It is never
+    /// leased.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
@@ -154,8 +164,8 @@ impl Builder {
     /// [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
-        if let Some(leased) = namespace::leased_control_plane() {
-            return self.attach(&leased);
+        if let Some(leased) = namespace::leased_control_plane().filter(|_| self.address == namespace::API_SERVER) {
+            return self.attach(leased);
         }
         let directory = match self.directory {
             Some(directory) => directory,
@@ -165,6 +175,7 @@ impl Builder {
         let settings = Settings {
             address: self.address,
             ports: self.ports,
+            keys: directory.clone(),
             directory,
             tools: tools::dir()?,
             api_server_args: self.api_server_args,
@@ -174,15 +185,15 @@ impl Builder {
         // Both programs start concurrently, because the API server waits until etcd is ready.
         settings.write(CA_FILE, &ca_pem)?;
         let etcd = Some(settings.spawn_etcd()?);
-        let mut control_plane = ControlPlane { etcd, api_server: None, ca_pem, settings };
+        let mut control_plane = ControlPlane { etcd, api_server: None, leased: None, ca_pem, settings };
         control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
         control_plane.start_api_server().await?;
         Ok(control_plane)
     }
 
     /// Attaches to a leased control plane. Writes kubeconfigs and similar files to a folder of the test.
-    fn attach(self, leased: &Path) -> anyhow::Result<ControlPlane> {
-        if self.address != namespace::API_SERVER || !self.api_server_args.is_empty() {
+    fn attach(self, leased: PathBuf) -> anyhow::Result<ControlPlane> {
+        if !self.api_server_args.is_empty() {
             bail!(
                 "a leased control plane cannot be configured: give the test its own network (Isolation::own_network)"
             );
@@ -198,11 +209,12 @@ impl Builder {
             address: self.address,
             ports: self.ports,
             directory,
+            keys: leased.clone(),
             tools: tools::dir()?,
             api_server_args: Vec::new(),
             garbage_collection: self.garbage_collection,
         };
-        let control_plane = ControlPlane { etcd: None, api_server: None, ca_pem, settings };
+        let control_plane = ControlPlane { etcd: None, api_server: None, leased: Some(leased), ca_pem, settings };
         control_plane.write_kubeconfig("admin", &Identity::Token(ADMIN_TOKEN))?;
         Ok(control_plane)
     }
@@ -215,6 +227,11 @@ impl Settings {
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Returns a flag with the path of a key, a certificate or the token file.
+    fn key_flag(&self, flag: &str, name: &str) -> String {
+        format!("--{flag}={}", self.keys.join(name).display())
     }
 
     fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
@@ -264,19 +281,19 @@ impl Settings {
             .arg(format!("--bind-address={address}"))
             .arg(format!("--advertise-address={address}"))
             .arg(format!("--secure-port={}", self.ports.api_server))
-            .arg(format!("--tls-cert-file={}", self.path("apiserver.crt").display()))
-            .arg(format!("--tls-private-key-file={}", self.path("apiserver.key").display()))
-            .arg(format!("--token-auth-file={}", self.path("tokens.csv").display()))
+            .arg(self.key_flag("tls-cert-file", "apiserver.crt"))
+            .arg(self.key_flag("tls-private-key-file", "apiserver.key"))
+            .arg(self.key_flag("token-auth-file", "tokens.csv"))
             .arg("--authorization-mode=RBAC")
             // Nothing routes Service addresses here, so the API server must call webhooks at the addresses of the
             // endpoints.
             .arg("--enable-aggregator-routing=true")
             // This plugin waits for service accounts that only a controller manager creates.
             .arg("--disable-admission-plugins=ServiceAccount")
-            .arg("--service-cluster-ip-range=10.112.0.0/24")
+            .arg(format!("--service-cluster-ip-range={SERVICE_ADDRESSES}"))
             .arg("--service-account-issuer=https://kubernetes.default.svc")
-            .arg(format!("--service-account-key-file={}", self.path("service-accounts.crt").display()))
-            .arg(format!("--service-account-signing-key-file={}", self.path("service-accounts.key").display()))
+            .arg(self.key_flag("service-account-key-file", "service-accounts.crt"))
+            .arg(self.key_flag("service-account-signing-key-file", "service-accounts.key"))
             .arg("--allow-privileged=true")
             .arg("--profiling=false");
         if address.is_loopback() {
@@ -293,12 +310,21 @@ impl Settings {
     }
 }
 
+/// Returns the memory limit of etcd and of an API server, in MiB: a twelfth of the machine's memory, because six control
+/// planes run at the same time on two processors. A smaller limit would cost processor time, because an API server uses
+/// up to 200 MiB all the time.
+fn memory_limit() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    (total.unwrap_or(0_u64) / 1024 / 12).clamp(900, 2048)
+}
+
 /// Makes a Go program ignore proxies and the terminal's signals, and sets when it collects garbage. Returns the command.
 fn isolate_go_process(command: &mut Command, garbage_collection: GarbageCollection) -> &mut Command {
     use std::os::unix::process::CommandExt;
     match garbage_collection {
         // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
-        GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", "900MiB"),
+        GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", format!("{}MiB", memory_limit())),
         // `just` sets GOGC for other Go programs.
         GarbageCollection::Default => command.env_remove("GOGC").env_remove("GOMEMLIMIT"),
     };
@@ -396,71 +422,6 @@ impl ControlPlane {
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.settings.directory
-    }
-
-    /// Kills the API server abruptly, like a power failure. etcd continues to run. Existing clients work again after
-    /// [`ControlPlane::start_api_server`].
-    ///
-    /// # Errors
-    /// The API server is already stopped, or leased.
-    pub fn stop_api_server(&mut self) -> anyhow::Result<()> {
-        self.api_server.take().context("the API server is stopped already, or leased")?.kill()
-    }
-
-    /// Starts the API server again with the same etcd, address and keys, and waits until it is ready.
-    ///
-    /// # Errors
-    /// The API server is already running, or does not become ready; the error contains the end of its log.
-    pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
-        if self.api_server.is_some() {
-            bail!("the API server runs already; stop it first");
-        }
-        let mut api_server = self.settings.spawn_api_server()?;
-        let client = self.admin_client()?;
-        let etcd = self.etcd.as_mut().context(LEASED)?;
-        let probe = async || {
-            if let Some(status) = etcd.exited()? {
-                bail!("etcd has ended ({status}); see {}", etcd.log().display());
-            }
-            // A controller inside the API server creates the namespace soon after `/readyz` succeeds.
-            for path in ["/readyz", "/api/v1/namespaces/default"] {
-                client.request_text(Request::get(path).body(Vec::new())?).await?;
-            }
-            Ok(())
-        };
-        api_server.ready(START_LIMIT, probe).await?;
-        self.api_server = Some(api_server);
-        Ok(())
-    }
-
-    /// Calls [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
-    ///
-    /// # Errors
-    /// As [`ControlPlane::stop_api_server`] and [`ControlPlane::start_api_server`].
-    pub async fn restart_api_server(&mut self) -> anyhow::Result<()> {
-        self.stop_api_server()?;
-        self.start_api_server().await
-    }
-
-    /// Returns the API server's process, for instance to pause it. `None`: the API server is stopped or leased.
-    pub fn api_server(&mut self) -> Option<&mut Daemon> {
-        self.api_server.as_mut()
-    }
-
-    /// Returns etcd's process. `None`: the control plane is leased.
-    pub fn etcd(&mut self) -> Option<&mut Daemon> {
-        self.etcd.as_mut()
-    }
-
-    /// Keeps etcd and the API server running after this process ends, and keeps their files.
-    ///
-    /// # Errors
-    /// The API server is stopped, or leased.
-    pub fn detach(self) -> anyhow::Result<Detached> {
-        let kubeconfig = self.kubeconfig();
-        let api_server = self.api_server.context("the API server is stopped; start it before detaching it")?;
-        let etcd = self.etcd.context(LEASED)?;
-        Ok(Detached { kubeconfig, api_server: api_server.detach(), etcd: etcd.detach() })
     }
 
     fn admin_client(&self) -> anyhow::Result<Client> {

@@ -4,8 +4,9 @@
 //! process namespace, so every process that it starts ends with it. No packet leaves the copy's network, so tests with
 //! the same addresses and ports can run in parallel.
 //!
-//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`). A test that breaks
-//! or configures the control plane requests a network of its own ([`Isolation::own_network`]).
+//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`), whose API server it
+//! may stop, pause and restart. A test that configures or measures the control plane requests a network of its own
+//! ([`Isolation::own_network`]).
 //!
 //! On the machine's loopback, the API server would behave differently from production in two ways. It sends requests to
 //! a webhook on a loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a
@@ -25,6 +26,7 @@ use anyhow::{Context, anyhow, bail};
 use crate::daemon::tail;
 use crate::eventually::POLL;
 use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane, set_up_addresses, unshare};
+use crate::shared::State;
 use crate::{shared, tools};
 
 /// The environment variable that selects the body that the copy runs: the source location of the call of [`isolated`]
@@ -53,12 +55,26 @@ where
     Isolation::new().run(body);
 }
 
+/// Like [`isolated`], with a control plane that has Pillion's CRDs ([`Isolation::with_crds`]).
+///
+/// # Panics
+/// Panics if the body fails, which fails the test.
+#[track_caller]
+pub fn isolated_with_crds<F, Fut>(body: F)
+where
+    F: FnOnce() -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    Isolation::new().with_crds().run(body);
+}
+
 /// The isolation settings of a test.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Isolation {
     time_limit: Duration,
     has_own_network: bool,
+    state: State,
 }
 
 /// The failure of an isolated test.
@@ -82,13 +98,20 @@ impl Isolation {
     /// Creates settings with a time limit of ten minutes. Tests need far less, so they do not time out on a busy
     /// machine.
     pub fn new() -> Self {
-        Self { time_limit: Duration::from_mins(10), has_own_network: false }
+        Self { time_limit: Duration::from_mins(10), has_own_network: false, state: State::Bare }
     }
 
-    /// Uses an empty network instead of one with a leased control plane. This is for tests that stop, pause or
-    /// configure the control plane, or do not need one. `_reason` documents why.
+    /// Uses an empty network instead of one with a leased control plane. This is for tests that configure or measure the
+    /// control plane, or do not need one. `_reason` documents why.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
+        self
+    }
+
+    /// Leases a control plane that has Pillion's CRDs. This is for tests that need the CRDs, but do not test how they are
+    /// installed.
+    pub fn with_crds(mut self) -> Self {
+        self.state = State::WithCrds;
         self
     }
 
@@ -186,7 +209,7 @@ impl Isolation {
             return self.copy(unshare(), &copy_of(test)?, call, tools, directory, output);
         }
         let program = std::env::current_exe().context("cannot find the path of this program")?;
-        let lease = shared::Lease::take(|| {
+        let lease = shared::Lease::take(self.state, || {
             let mut keeper = Command::new(&program);
             keeper.args(arguments(test)).env(tools::ASSETS_VARIABLE, tools).env_remove(CALL);
             for variable in PROXIES {

@@ -6,26 +6,31 @@
 //!
 //! Two tests never use one control plane at the same time. There are as many control planes as parallel tests.
 //!
+//! A reset either removes Pillion's CRDs or keeps them, because most tests need them ([`State`]).
+//!
+//! A test may stop, pause and restart the API server of its lease, and may start a second API server on the same etcd.
+//! It sends requests to the process that keeps the control plane (see `remote.rs`). A reset starts a stopped API server
+//! again, and waits until only this API server is an endpoint of the Service `kubernetes`.
+//!
 //! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
 //! the test runner.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use http::Request;
-use kube::{Client, Config};
-use serde_json::{Value, json};
 
-use crate::control_plane::ControlPlane;
+use crate::control_plane::CRDS;
 use crate::daemon::tail;
-use crate::eventually::{POLL, eventually};
+use crate::eventually::POLL;
 use crate::namespace;
+
+mod keeper;
+mod parameters;
+
+pub(crate) use keeper::keep_if_asked;
 
 /// The environment variable with the folder of the lease. It is set in the process that keeps a control plane.
 const KEEP: &str = "PILLION_TEST_KEEP";
@@ -34,7 +39,8 @@ const KEEP: &str = "PILLION_TEST_KEEP";
 const NAMESPACES: &str = "namespaces";
 /// The file in a lease's folder that exists once the control plane is ready.
 const READY: &str = "ready";
-/// The file in a lease's folder that exists from the end of a test until the control plane has been reset.
+/// The file in a lease's folder that exists from the end of a test until the control plane has been reset. It contains
+/// the state to which the control plane is reset.
 const USED: &str = "used";
 /// The file in a lease's folder with the output of the process that keeps the control plane.
 const LOG: &str = "keeper.log";
@@ -42,17 +48,55 @@ const LOG: &str = "keeper.log";
 /// How long a control plane may take to start, or to be reset.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// The prefixes of keys that the API server itself writes. A reset ignores such keys.
-const VOLATILE: [&str; 8] = [
-    "/registry/masterleases/",
-    "/registry/leases/kube-system/",
-    "/registry/apiregistration.k8s.io/",
-    "/registry/flowschemas/",
-    "/registry/prioritylevelconfigurations/",
-    "/registry/services/endpoints/default/kubernetes",
-    "/registry/endpointslices/default/kubernetes",
-    "compact_rev_key",
-];
+/// What a control plane contains at the start of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Only what the API server itself creates.
+    Bare,
+    /// Also Pillion's CRDs. Installing them takes more processor time than most tests need for the rest.
+    WithCrds,
+}
+
+impl State {
+    /// Reads the state from a file that requests a reset.
+    fn read(request: &Path) -> anyhow::Result<Self> {
+        match std::fs::read_to_string(request)?.as_str() {
+            "bare" => Ok(Self::Bare),
+            "crds" => Ok(Self::WithCrds),
+            other => bail!("{other}"),
+        }
+    }
+
+    /// Requests a reset of the control plane in the folder of a lease to this state.
+    fn request(self, lease: &Path) -> anyhow::Result<()> {
+        let text = if self == Self::Bare { "bare" } else { "crds" };
+        // The keeper must not read an incomplete file.
+        let new = lease.join("used.new");
+        std::fs::write(&new, text)
+            .and_then(|()| std::fs::rename(&new, lease.join(USED)))
+            .context("cannot request a reset")
+    }
+
+    /// Returns the state of the control plane in the folder of a lease.
+    fn of(lease: &Path) -> Self {
+        if state_file(lease).exists() { Self::WithCrds } else { Self::Bare }
+    }
+
+    /// Records the state of the control plane in the folder of a lease.
+    fn write(self, lease: &Path) -> anyhow::Result<()> {
+        let file = state_file(lease);
+        match self {
+            Self::Bare if file.exists() => std::fs::remove_file(file)?,
+            Self::Bare => {}
+            Self::WithCrds => std::fs::write(file, "")?,
+        }
+        Ok(())
+    }
+}
+
+fn state_file(lease: &Path) -> PathBuf {
+    lease.join(namespace::LEASED_CONTROL_PLANE).join(CRDS)
+}
 
 /// A control plane that no other test uses until the lease is returned.
 #[derive(Debug)]
@@ -63,27 +107,48 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Leases a control plane. Starts a new one if none is free. `keeper` returns the command for a new control plane:
-    /// it runs this program with a test that calls [`keep_if_asked`], in namespaces of its own.
+    /// Leases a control plane in this state. Starts a new one if none is free. `keeper` returns the command for a new
+    /// control plane: it runs this program with a test that calls [`keep_if_asked`], in namespaces of its own.
     ///
     /// # Errors
     /// The control plane does not start; the error contains the end of its logs.
-    pub(crate) fn take(keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
+    pub(crate) fn take(state: State, keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
         let run = Run::of_this_process();
         std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot create {}", run.folder.display()))?;
-        for number in 0.. {
-            let lock = File::create(run.folder.join(format!("{number}.lock"))).context("cannot create a lock")?;
-            if lock.try_lock().is_err() {
-                continue;
-            }
-            let lease = Self { folder: run.folder.join(number.to_string()), _lock: lock };
-            if !lease.is_kept() {
-                lease.start(&run, &keeper())?;
-            }
-            lease.wait()?;
-            return Ok(lease);
+        let lease = Self::choose(&run, state)?;
+        if !lease.is_kept() {
+            lease.start(&run, &keeper())?;
         }
-        bail!("no control plane can be leased")
+        lease.wait()?;
+        if State::of(&lease.folder) != state {
+            state.request(&lease.folder)?;
+            lease.wait()?;
+        }
+        Ok(lease)
+    }
+
+    /// Locks the free control plane that is ready soonest: if possible, one that runs and has this state.
+    fn choose(run: &Run, state: State) -> anyhow::Result<Self> {
+        // Without this lock, a control plane would look occupied while another test considers it.
+        let choosing = File::create(run.folder.join("choosing.lock")).context("cannot create a lock")?;
+        choosing.lock().context("cannot lock a file")?;
+        let mut free = Vec::new();
+        for number in 0.. {
+            let path = run.folder.join(format!("{number}.lock"));
+            let is_new = !path.exists();
+            let lock = File::create(path).context("cannot create a lock")?;
+            if lock.try_lock().is_ok() {
+                free.push(Self { folder: run.folder.join(number.to_string()), _lock: lock });
+            }
+            if is_new {
+                break;
+            }
+        }
+        let best = free.into_iter().min_by_key(|lease| {
+            let is_reset = !lease.folder.join(USED).exists();
+            (!lease.is_kept(), State::of(&lease.folder) != state, !is_reset)
+        });
+        best.context("no control plane can be leased")
     }
 
     /// Returns the lease's folder.
@@ -104,7 +169,7 @@ impl Lease {
     /// folder `logs`, and ends it.
     pub(crate) fn give_back(self, passed: bool, logs: &Path) -> anyhow::Result<()> {
         if passed {
-            return std::fs::write(self.folder.join(USED), "").context("cannot request a reset");
+            return State::of(&self.folder).request(&self.folder);
         }
         for name in ["etcd.log", "kube-apiserver.log"] {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
@@ -197,7 +262,7 @@ wait "$keeper" 2>/dev/null
 kill -0 "$owner" 2>/dev/null && [ ! -e "$folder/ready" ] && sleep 5
 rm -rf "$folder"
 if ! kill -0 "$owner" 2>/dev/null; then
-  rm -f "$folder.lock"
+  rm -f "$folder.lock" "$(dirname "$folder")/choosing.lock"
   rmdir "$(dirname "$folder")" 2>/dev/null
 fi
 "#;
@@ -221,108 +286,4 @@ impl Run {
             _ => of(std::process::id().to_string(), std::process::id()),
         }
     }
-}
-
-/// If this process was started to keep a control plane running, does so and returns only on an error. In any other
-/// process, returns at once.
-pub(crate) fn keep_if_asked() -> anyhow::Result<()> {
-    let Some(folder) = std::env::var_os(KEEP).map(PathBuf::from) else { return Ok(()) };
-    namespace::set_up_addresses()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let control_plane =
-            ControlPlane::builder().directory(folder.join(namespace::LEASED_CONTROL_PLANE)).start().await?;
-        let keys = Keys::new()?;
-        let baseline = keys.read().await?;
-        std::fs::write(folder.join(READY), "")?;
-        let used = folder.join(USED);
-        loop {
-            if used.exists() {
-                keys.reset(&baseline, &control_plane.client()).await.context("cannot reset the control plane")?;
-                std::fs::remove_file(&used)?;
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    })
-}
-
-/// A client for etcd's JSON gateway. Keys and values are in base64.
-struct Keys {
-    etcd: Client,
-}
-
-type Stored = BTreeMap<String, String>;
-
-impl Keys {
-    fn new() -> anyhow::Result<Self> {
-        let config = Config::new(format!("http://{}:2379", namespace::API_SERVER).parse()?);
-        Ok(Self { etcd: Client::try_from(config).context("cannot create a client of etcd")? })
-    }
-
-    async fn read(&self) -> anyhow::Result<Stored> {
-        // In etcd's API, these two keys together mean the range of all keys.
-        let all =
-            self.post("range", &json!({"key": STANDARD.encode("\0"), "range_end": STANDARD.encode("\0")})).await?;
-        let text = |pair: &Value, name: &str| pair.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let pairs = all.get("kvs").and_then(Value::as_array).into_iter().flatten();
-        Ok(pairs.map(|pair| (text(pair, "key"), text(pair, "value"))).filter(|(key, _)| !is_volatile(key)).collect())
-    }
-
-    /// Restores the keys and values in `baseline`, and waits until the API server has observed the changes.
-    async fn reset(&self, baseline: &Stored, client: &Client) -> anyhow::Result<()> {
-        let now = self.read().await?;
-        let surplus = now.keys().filter(|key| !baseline.contains_key(*key));
-        let changed = baseline.iter().filter(|(key, value)| now.get(*key) != Some(value));
-        let deletions = surplus.map(|key| json!({"requestDeleteRange": {"key": key}}));
-        let puts = changed.map(|(key, value)| json!({"requestPut": {"key": key, "value": value}}));
-        let operations: Vec<Value> = deletions.chain(puts).collect();
-        // etcd accepts at most 128 operations in one transaction.
-        for chunk in operations.chunks(100) {
-            self.post("txn", &json!({"success": chunk})).await?;
-        }
-        let names = |list: &Value| {
-            let items = list.get("items").and_then(Value::as_array).into_iter().flatten();
-            items.filter_map(|item| Some(item.pointer("/metadata/name")?.as_str()?.to_owned())).collect::<Vec<_>>()
-        };
-        let cached = async |path: &str| -> anyhow::Result<Value> {
-            // With resource version 0, the API server responds from its cache.
-            Ok(client.request(Request::get(format!("{path}?resourceVersion=0")).body(Vec::new())?).await?)
-        };
-        eventually(LIMIT, "the API server has seen the reset", async || {
-            for (path, left) in EMPTY {
-                let names = names(&cached(path).await?);
-                ensure!(names.iter().all(|name| left.contains(&name.as_str())), "{path}: {names:?}");
-            }
-            let groups: Value = client.request(Request::get("/apis").body(Vec::new())?).await?;
-            let groups = groups.get("groups").and_then(Value::as_array).into_iter().flatten();
-            let of_tests = |group: &&Value| {
-                let name = group.get("name").and_then(Value::as_str).unwrap_or_default();
-                !name.ends_with(".k8s.io") && name.contains('.')
-            };
-            let left: Vec<_> = groups.filter(of_tests).collect();
-            ensure!(left.is_empty(), "still served: {left:?}");
-            Ok(())
-        })
-        .await
-    }
-
-    async fn post(&self, call: &str, body: &Value) -> anyhow::Result<Value> {
-        let request = Request::post(format!("/v3/kv/{call}")).header("content-type", "application/json");
-        Ok(self.etcd.request(request.body(serde_json::to_vec(body)?)?).await?)
-    }
-}
-
-/// The lists that a reset must empty, each with the names that may remain.
-const EMPTY: [(&str, &[&str]); 6] = [
-    ("/api/v1/namespaces", &["default", "kube-system", "kube-public", "kube-node-lease"]),
-    ("/api/v1/pods", &[]),
-    ("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", &[]),
-    ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &[]),
-    ("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", &[]),
-    ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &[]),
-];
-
-fn is_volatile(key: &str) -> bool {
-    let key = STANDARD.decode(key).unwrap_or_default();
-    VOLATILE.iter().any(|prefix| key.starts_with(prefix.as_bytes()))
 }

@@ -14,17 +14,19 @@ use serde_json::json;
 
 const SOON: Duration = Duration::from_mins(1);
 
+/// Starts a control plane beside the leased one. The test fails unless the two are isolated from each other.
 #[test]
-fn starts_and_serves() {
-    Isolation::new().own_network("tests the control plane itself").run(|| async {
+fn starts_and_serves_isolated() {
+    isolated(|| async {
+        let beside = |number| ControlPlane::builder().address(IpAddr::V4(Ipv4Addr::new(10, 111, 0, number)));
         let started = Instant::now();
-        let control_plane = ControlPlane::start().await?;
+        let control_plane = beside(2).start().await?;
         let mut took = started.elapsed();
         println!("ready after {took:?}");
         if took > Duration::from_mins(1) {
             // A start may be slow on a busy machine, so one fast start of several is enough.
             let started = Instant::now();
-            drop(ControlPlane::builder().address(IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2))).start().await?);
+            drop(beside(3).start().await?);
             took = started.elapsed();
         }
         ensure!(took < Duration::from_mins(1), "ready only after {took:?}");
@@ -35,6 +37,12 @@ fn starts_and_serves() {
         let namespaces: Api<Namespace> = Api::all(control_plane.client());
         let tenants = namespaces.list(&ListParams::default().labels("pillion.dev/injection=enabled")).await?;
         ensure!(tenants.items.len() == 1, "{tenants:?}");
+
+        let leased = ControlPlane::start().await?;
+        ensure!(leased.url() != control_plane.url());
+        let not_there: Api<Namespace> = Api::all(leased.client());
+        ensure!(namespaces.get_opt("tenant").await?.is_some());
+        ensure!(not_there.get_opt("tenant").await?.is_none());
         Ok(())
     });
 }
@@ -44,14 +52,31 @@ fn kubectl_applies_crds_and_reads_what_it_wrote() {
     isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.apply_crds(&[widgets()?]).await?;
-        let output = control_plane
-            .apply_yaml(
-                "apiVersion: example.test/v1\nkind: Widget\nmetadata: {name: w, namespace: default}\nspec: {size: 7}\n",
-            )
-            .await?;
+        let widget =
+            "apiVersion: example.test/v1\nkind: Widget\nmetadata: {name: w, namespace: default}\nspec: {size: 7}\n";
+        let output = control_plane.kubectl_with_input(&["apply", "--server-side", "-f", "-"], widget).await?;
+        let output = String::from_utf8(output.stdout)?;
         ensure!(output.contains("widget.example.test/w serverside-applied"), "{output}");
         let size = control_plane.kubectl_ok(&["get", "widget", "w", "-o", "jsonpath={.spec.size}"]).await?;
         ensure!(size == "7", "{size}");
+
+        // Objects can also be applied without kubectl: documents, lists, and objects without a namespace.
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "example.test/v1", "kind": "Widget", "metadata": {"name": "a"}, "spec": {"size": 8}},
+        ]});
+        let space = "apiVersion: v1\nkind: Namespace\nmetadata: {name: applied}\n";
+        control_plane.apply_yaml(&format!("---\n{list}\n---\n{space}---\n")).await?;
+        let size = control_plane.kubectl_ok(&["get", "widget", "a", "-o", "jsonpath={.spec.size}"]).await?;
+        ensure!(size == "8", "{size}");
+        control_plane.kubectl_ok(&["get", "namespace", "applied"]).await?;
+        for (wrong, expected) in [
+            (widget.replace("size: 7", "sizes: 7"), "field not declared in schema"),
+            (widget.replace("Widget", "Gadget"), "does not know"),
+            (widget.replace("size: 7", "size: large"), "the API server rejects the Widget w"),
+        ] {
+            let error = format!("{:#}", control_plane.apply_yaml(&wrong).await.err().context("it was applied")?);
+            ensure!(error.contains(expected), "{error}");
+        }
 
         let failed = control_plane.kubectl(&["get", "widget", "nobody"]).await?;
         ensure!(!failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("NotFound"));
@@ -99,23 +124,8 @@ fn rbac_applies_to_accounts_and_impersonation() {
 }
 
 #[test]
-fn control_planes_are_isolated() {
-    Isolation::new().own_network("tests the control plane itself").run(|| async {
-        let second_address = IpAddr::V4(Ipv4Addr::new(10, 111, 0, 2));
-        let (first, second) =
-            tokio::try_join!(ControlPlane::start(), ControlPlane::builder().address(second_address).start(),)?;
-        first.create_namespace("only-here", &[]).await?;
-        let there: Api<Namespace> = Api::all(first.client());
-        let not_there: Api<Namespace> = Api::all(second.client());
-        ensure!(there.get_opt("only-here").await?.is_some());
-        ensure!(not_there.get_opt("only-here").await?.is_none());
-        Ok(())
-    });
-}
-
-#[test]
 fn second_api_server_shares_state_and_pauses() {
-    Isolation::new().own_network("tests the control plane itself").run(|| async {
+    isolated(|| async {
         let first = ControlPlane::start().await?;
         let mut second = first.second_api_server().await?;
         first.create_namespace("shared", &[]).await?;
@@ -137,7 +147,7 @@ fn second_api_server_shares_state_and_pauses() {
 
 #[test]
 fn restarted_api_server_keeps_objects() {
-    Isolation::new().own_network("tests the control plane itself").run(|| async {
+    isolated(|| async {
         let mut control_plane = ControlPlane::start().await?;
         control_plane.create_namespace("kept", &[]).await?;
         let before: Api<Namespace> = Api::all(control_plane.client());
@@ -149,9 +159,19 @@ fn restarted_api_server_keeps_objects() {
         control_plane.start_api_server().await?;
 
         ensure!(Api::<Namespace>::all(control_plane.client()).get("kept").await?.metadata.uid == uid);
+        ensure!(control_plane.start_api_server().await.is_err(), "the API server was started twice");
         // A client that was created before the restart reconnects.
         let again = eventually(SOON, "the old client is served", async || Ok(before.get("kept").await?)).await?;
         ensure!(again.metadata.uid == uid);
+        Ok(())
+    });
+}
+
+#[test]
+fn next_test_gets_running_api_server() {
+    isolated(|| async { ControlPlane::start().await?.pause_api_server() });
+    isolated(|| async {
+        ControlPlane::start().await?.client().apiserver_version().await?;
         Ok(())
     });
 }

@@ -11,7 +11,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use pillion_control::lease::{Claim, Elector, LeaseMetrics, LeaseOperation, Settings};
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -226,10 +226,10 @@ fn paused_leader_notices_lost_lease_at_once() {
 
 #[test]
 fn leadership_ends_and_resumes_with_api_server() {
-    Isolation::new().own_network("pauses the API server").run(|| async {
+    isolated(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let (first, second) = two(&control_plane).await?;
-        control_plane.api_server().context("the API server does not run")?.pause()?;
+        control_plane.pause_api_server()?;
         let stop = first.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
         let since = Instant::now();
         tokio::time::timeout(SOON, stop.cancelled()).await.context("the candidate still leads")?;
@@ -238,7 +238,7 @@ fn leadership_ends_and_resumes_with_api_server() {
         ensure!(since.elapsed() < settings().lease_duration, "{:?}", since.elapsed());
         ensure!(!first.leads() && !second.leads() && first.metrics.failures(LeaseOperation::Renew) > 0);
 
-        control_plane.api_server().context("the API server does not run")?.resume()?;
+        control_plane.resume_api_server()?;
         eventually(SOON, "a candidate leads", async || {
             ensure!(first.leads() || second.leads());
             Ok(())
@@ -247,9 +247,9 @@ fn leadership_ends_and_resumes_with_api_server() {
         // A short outage does not end the term.
         let leader = if first.leads() { &first } else { &second };
         let stop = leader.claim.borrow().as_ref().context("the candidate has no claim")?.stop().clone();
-        control_plane.api_server().context("the API server does not run")?.pause()?;
+        control_plane.pause_api_server()?;
         tokio::time::sleep(Duration::from_millis(400)).await;
-        control_plane.api_server().context("the API server does not run")?.resume()?;
+        control_plane.resume_api_server()?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         ensure!(!stop.is_cancelled() && leader.leads(), "a short outage ended the term");
         ensure!(first.leads() != second.leads());

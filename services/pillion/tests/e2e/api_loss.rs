@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{Isolation, eventually};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::direct::{Direct, metric, review};
@@ -108,7 +108,7 @@ async fn staleness(rig: &Rig) -> Result<Vec<f64>> {
 
 #[test]
 fn responses_survive_api_server_loss() {
-    Isolation::new().own_network("stops the API server").run(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(PROFILES).await?;
         let direct = Direct::to(&rig.replicas[0])?;
@@ -125,7 +125,7 @@ fn responses_survive_api_server_loss() {
         println!("with the API server: the longest of 100 responses {quick:?}, staleness {fresh:?}");
         ensure!(fresh.iter().all(|age| *age < 60.0), "{fresh:?}");
 
-        rig.control_plane.api_server().unwrap().pause()?;
+        rig.control_plane.pause_api_server()?;
         tokio::time::sleep(STALE_AFTER).await;
         let (hanging, slow) = responses(&direct).await?;
         let old = staleness(&rig).await?;

@@ -26,14 +26,15 @@ use pillion_engine::snapshot::Snapshot;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{
-    ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
+    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, isolated_with_crds, register_service,
+    register_webhook,
 };
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::{NGINX, Rig, SOON, bare_pod, names};
+use crate::rig::{NGINX, Rig, SOON, bare_pod, install_crds, names};
 
 /// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
@@ -146,11 +147,7 @@ async fn status(control_plane: &ControlPlane, arguments: &[&str]) -> Result<(Opt
 
 async fn with_definitions() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
-    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-    control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
-    let kinds = ["clusterinjectionprofiles", "injectionprofiles", "clusterprofilerevisions", "profilerevisions"];
-    let names = kinds.map(|kind| format!("{kind}.pillion.dev"));
-    control_plane.wait_for_crds(&names.each_ref().map(String::as_str)).await?;
+    install_crds(&control_plane).await?;
     control_plane.create_namespace(NAMESPACE, &[]).await?;
     Ok(control_plane)
 }
@@ -229,7 +226,7 @@ fn audit_finds_missed_pods_with_cause() {
 
 #[test]
 fn audit_finds_pods_with_changed_profiles() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(CONDITIONAL).await?;
@@ -302,7 +299,7 @@ fn audit_finds_pods_with_changed_profiles() {
 
 #[test]
 fn audit_names_kill_switch_and_survives_outage() {
-    Isolation::new().own_network("restarts the API server").run(|| async {
+    isolated(|| async {
         let mut control_plane = with_definitions().await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "enabled")]).await?;

@@ -3,7 +3,7 @@
 //! tests the other inputs of B1 to B70.
 
 use anyhow::{Context, Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, is_untouched, names};
@@ -128,7 +128,7 @@ async fn create(rig: &Rig, pod: &Json, dry_run: bool) -> Result<Json> {
 
 #[test]
 fn invalid_inputs_end_with_documented_results() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(ALWAYS).await?;
         eventually(SOON, "the profile is active", async || {

@@ -16,7 +16,7 @@ use pillion_control::release::Release;
 use pillion_control::webhook_config::switch;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Isolation, Replica, eventually, isolated, tools};
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated_with_crds, tools};
 use serde_json::json;
 
 use crate::direct::{Direct, metric, review};
@@ -122,7 +122,7 @@ async fn set_switch(rig: &Rig, word: &str) -> Result<()> {
 
 #[test]
 fn kill_switch_stops_replicas_within_two_seconds() {
-    Isolation::new().own_network("stops the API server").run(|| async {
+    isolated_with_crds(|| async {
         let release = ["--release", "pillion-system/pillion"];
         let mut rig = Rig::start_with(ControlPlane::builder(), &release, 3).await?;
         rig.namespace(SHOP, Some("required")).await?;
@@ -282,7 +282,7 @@ async fn controller_replicas(rig: &Rig) -> Result<String> {
 
 #[test]
 fn break_glass_commands_work_without_replicas() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace(SHOP, Some("required")).await?;
         rig.wait_until_called(SHOP).await?;

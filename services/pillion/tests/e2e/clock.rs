@@ -210,7 +210,7 @@ impl Managed {
 
 #[test]
 fn clock_jump_changes_nothing_and_recovers() {
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let (controllers, replicas) = (MovedClock::new("controllers")?, MovedClock::new("replicas")?);
         managed.replace_controllers(&[&controllers, &controllers]).await?;
@@ -276,7 +276,7 @@ fn clock_jump_changes_nothing_and_recovers() {
 
 #[test]
 fn rotation_survives_clock_jump_after_each_write() {
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(15)).run(|| async {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
         managed.replace_controllers(&[&clock, &clock]).await?;
@@ -319,7 +319,7 @@ fn rotation_survives_clock_jump_after_each_write() {
 fn clock_jump_ahead_shortens_no_wait() {
     let overlap = Duration::from_secs(10);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 10s").replace("Timeout: 5s", "Timeout: 60s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clock = MovedClock::new("controllers")?;
         managed.replace_controllers(&[&clock, &clock]).await?;
@@ -353,7 +353,7 @@ fn clock_jump_ahead_shortens_no_wait() {
 
 #[test]
 fn wrong_initial_clock_creates_no_certificates() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let mut managed = Managed::start_without_namespace(ControlPlane::builder(), QUICK, 0, 0).await?;
         let clock = MovedClock::new("controllers")?;
         for ahead in [3 * DAY, -HOUR] {
@@ -380,7 +380,7 @@ fn wrong_initial_clock_creates_no_certificates() {
 fn clock_of_former_leader_shortens_no_wait() {
     let overlap = Duration::from_secs(12);
     let policy = QUICK.replace("overlap: 200ms", "overlap: 12s").replace("Timeout: 5s", "Timeout: 40s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let clocks = [MovedClock::new("first")?, MovedClock::new("second")?];
         managed.replace_controllers(&[&clocks[0], &clocks[1]]).await?;

@@ -16,7 +16,7 @@ use pillion_testkit::{ControlPlane, Isolation, Replica, ReplicaSpec, TestCa, eve
 use serde_json::{Value as Json, json};
 
 use crate::direct::{memory, metric, processor_time};
-use crate::rig::{TRIES, quickest};
+use crate::rig::{TRIES, install_crds, quickest};
 
 /// Number of namespaces. `PILLION_TEST_NAMESPACES` overrides it. `just nightly` uses 10,000, the number for which the
 /// docs state figures.
@@ -155,11 +155,9 @@ async fn start_within(limit: Duration, what: &str, spec: &ReplicaSpec, number: u
 fn replica_starts_quickly_with_many_namespaces() {
     let count = std::env::var("PILLION_TEST_NAMESPACES").ok().and_then(|count| count.parse().ok());
     let count = count.unwrap_or(NAMESPACES);
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async move {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(15)).run(|| async move {
         let control_plane = ControlPlane::start().await?;
-        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-        control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
-        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        install_crds(&control_plane).await?;
         let ca = TestCa::new()?;
         let tls = ca.serving_files(control_plane.directory(), "serving", &[SERVER_NAME])?;
         let mut spec = ReplicaSpec::new(env!("CARGO_BIN_EXE_pillion"), control_plane.kubeconfig(), tls);

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, DeleteParams, ListParams};
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated_with_crds};
 
 use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, SOON, bare_pod, names};
@@ -56,7 +56,7 @@ async fn has_switch(managed: &Managed) -> Result<bool> {
 
 #[test]
 fn webhooks_wait_for_connectivity_check() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = start_without_route().await?;
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
@@ -88,7 +88,7 @@ fn webhooks_wait_for_connectivity_check() {
 
 #[test]
 fn failed_connectivity_check_delays_enforcement_briefly() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = start_without_route().await?;
         let begun = Instant::now();
         wait_until_rejecting(&managed, LIMIT + PATIENCE).await?;

@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::explain::pillion;
@@ -72,7 +72,7 @@ fn rows(report: &Json) -> Vec<Json> {
 
 #[test]
 fn cost_sums_requests_of_injected_containers() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = start().await?;
         let control_plane = &rig.control_plane;
         let all = cost(control_plane, &["-A"]).await?;
@@ -127,7 +127,7 @@ spec:
 
 #[test]
 fn cost_of_missing_requests_is_reported_by_doctor() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = start().await?;
         let control_plane = &rig.control_plane;
         let found = async || {

@@ -198,7 +198,7 @@ impl Display for FaultEffect<'_> {
 fn dying_replica_loses_only_own_requests() {
     let kills = count_from("PILLION_KILLS", KILLS, 1..=500).unwrap();
     let limit = Duration::from_secs(600 + 30 * kills);
-    Isolation::new().time_limit(limit).run(|| async move {
+    Isolation::new().with_crds().time_limit(limit).run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;
         let mut faults = Vec::new();
@@ -234,7 +234,7 @@ fn dying_replica_loses_only_own_requests() {
 
 #[test]
 fn silent_node_costs_its_share_of_calls() {
-    Isolation::new().run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let load = Load::start(&rig).await?;
         load.wait_for_responses(PODS_BETWEEN).await?;

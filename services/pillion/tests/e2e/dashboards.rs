@@ -272,7 +272,7 @@ async fn exceed_deadlines(replica: &Replica) -> Result<()> {
 
 #[test]
 fn real_faults_fire_expected_alerts() {
-    Isolation::new().time_limit(Duration::from_mins(15)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(15)).run(|| async {
         let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  caLifetime: 700h\n  rotateAfter: 350h\n");
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 2, 2).await?;
@@ -380,7 +380,7 @@ fn real_faults_fire_expected_alerts() {
 
 #[test]
 fn expiring_certificate_fires_alerts() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let policy = QUICK.replace("  interval: 1s\n", "  interval: 1s\n  servingLifetime: 40s\n");
         ensure!(policy != QUICK);
         let mut managed = Managed::start(ControlPlane::builder(), &policy, 1, 1).await?;

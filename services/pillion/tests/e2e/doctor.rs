@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use pillion_api::webhook_configuration::{self, Settings};
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, TestCa, eventually, isolated, register_webhook};
+use pillion_testkit::{ControlPlane, TestCa, eventually, isolated, isolated_with_crds, register_webhook};
 
 use crate::explain::{BROKEN, CommandResult, expect_finding, pillion, requesting_pod};
 use crate::managed::{Managed, QUICK};
@@ -19,7 +19,7 @@ use crate::rig::{PATIENCE, Rig};
 
 #[test]
 fn doctor_reports_only_real_problems() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 2, 1).await?;
         let control_plane = &managed.rig.control_plane;
         let well = eventually(PATIENCE, "the doctor reports no problem", async || {
@@ -80,7 +80,7 @@ fn doctor_reports_only_real_problems() {
 
 #[test]
 fn doctor_finds_wrong_bundles_and_unreachable_replicas() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(2).await?;
         let control_plane = &rig.control_plane;
         let register = async |settings: &Settings| {

@@ -11,7 +11,7 @@ use axum::routing::post;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use kube::api::{Api, Patch, PatchParams};
 use pillion_testkit::namespace::replica_address;
-use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated, register_webhook};
+use pillion_testkit::{ControlPlane, TestCa, eventually, https, isolated_with_crds, register_webhook};
 use serde_json::{Value as Json, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -183,7 +183,7 @@ fn with(mut pod: Json, change: impl FnOnce(&mut Json)) -> Json {
 
 #[test]
 fn explain_names_author_namespace_and_profile_causes() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(PROFILES).await?;
@@ -355,7 +355,7 @@ spec: {template: {metadata: {annotations: {example.com/ours: "1"}}}}
 
 #[test]
 fn explain_names_missing_permissions_and_still_answers() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
         control_plane.apply_yaml(OWN).await?;
@@ -451,7 +451,7 @@ impl ForeignWebhook {
 
 #[test]
 fn explain_names_foreign_changes_and_rejections() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let control_plane = &rig.control_plane;
         // The pod has an older revision of the profile.

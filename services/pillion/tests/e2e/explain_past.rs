@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{Replica, eventually, isolated};
+use pillion_testkit::{Replica, eventually, isolated_with_crds};
 use serde_json::json;
 
 use crate::explain::{PROFILES, expect_finding, expect_finding_among, pillion, requesting_pod};
@@ -23,7 +23,7 @@ async fn wait_until_past(time: Timestamp) -> Result<()> {
 
 #[test]
 fn explain_names_changes_since_creation() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace("late", None).await?;
         rig.create("late", &bare_pod("early")).await?;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{Replica, eventually, isolated};
+use pillion_testkit::{Replica, eventually, isolated_with_crds};
 
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, names};
@@ -20,7 +20,7 @@ async fn failed_lookups(replica: &Replica) -> Result<f64> {
 
 #[test]
 fn namespace_is_known_until_deleted() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         // The API server looks up the namespace itself, and calls the path for the namespace's failure mode.
         for number in 0..20 {

@@ -10,7 +10,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, ControllerManager, Isolation, eventually, isolated};
+use pillion_testkit::{ControlPlane, ControllerManager, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::{helm_ok, run, values};
@@ -303,8 +303,6 @@ fn tenant_stores_profiles_without_secrets() {
     });
 }
 
-/// The reason why a test needs its own API server. docs/guardrails.md contains the details.
-pub(crate) const NEEDS_NEW_API_SERVER: &str = "an API server that had policies with parameters reads no new parameters";
 const RECORD: &str = "pillion.dev/injected";
 const EMPTY: &str = r#"{"version":1,"profiles":[]}"#;
 
@@ -408,7 +406,7 @@ async fn check_each_remedy(rig: &Rig, error: &str) -> Result<()> {
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn required_namespace_rejects_undecided_pods() {
-    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
+    isolated(|| async {
         let control_plane = ControlPlane::start().await?;
         control_plane.create_namespace(NAMESPACE, &[("pillion.dev/injection", "required")]).await?;
         let required = [("pillion.dev/injection", "required")];

@@ -11,11 +11,11 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use pillion_api::{InjectionProfile, ProfileRevision};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Isolation, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated};
 use serde_json::{Value as Json, json};
 
 use crate::chart::helm_ok;
-use crate::guardrails::{NEEDS_NEW_API_SERVER, dry_run, plain};
+use crate::guardrails::{dry_run, plain};
 use crate::rig::SOON;
 
 /// Starts a cluster with the chart and these values.
@@ -144,7 +144,7 @@ fn owners(pod: &Pod) -> (bool, bool) {
 
 #[test]
 fn stored_records_cannot_be_forged() {
-    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
+    isolated(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[]).await?;
@@ -190,7 +190,7 @@ fn stored_records_cannot_be_forged() {
 /// During this upgrade, older replicas do not write records yet, and the ConfigMap of the kill switch already exists.
 #[test]
 fn upgrade_that_adds_records_rejects_no_pod() {
-    Isolation::new().own_network(NEEDS_NEW_API_SERVER).run(|| async {
+    isolated(|| async {
         let control_plane = installed(&json!({"crds": {"upgrade": false}, "guardrails": {"records": false}})).await?;
         control_plane.kubectl_ok(&["-n", NAMESPACE, "create", "configmap", "pillion"]).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;

@@ -128,7 +128,7 @@ fn deployment(name: &str) -> Json {
 
 #[test]
 fn held_pods_wait_until_replicas_recover() {
-    Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(12)).run(|| async {
         let mut cluster = Cluster::start(3, 2).await?;
         let client = cluster.rig().control_plane.client();
         let _owners = ControllerManager::start(&cluster.rig().control_plane).await?;
@@ -310,7 +310,7 @@ async fn finish_jobs(cluster: &Cluster) -> Result<()> {
 
 #[test]
 fn gate_stays_until_label_is_removed() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         let client = cluster.rig().control_plane.client();
         let pods: Api<Pod> = cluster.rig().pods(HELD_NAMESPACE);
@@ -423,7 +423,7 @@ async fn switch(cluster: &Cluster, word: &str) -> Result<()> {
 
 #[test]
 fn disabling_held_removes_policies_and_gates() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let mut cluster = Cluster::start(1, 1).await?;
         cluster.kill_replicas().await?;
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;

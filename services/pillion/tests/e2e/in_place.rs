@@ -245,7 +245,7 @@ impl Shop {
     }
 
     async fn apply(&self, tag: &str, rollout: &Json) -> Result<()> {
-        self.rig.control_plane.apply_yaml(&profile(tag, rollout)).await.map(drop)
+        self.rig.control_plane.apply_yaml(&profile(tag, rollout)).await
     }
 
     /// Waits until new pods get the sidecar with this tag.
@@ -376,91 +376,93 @@ fn pod(name: &str) -> Json {
 #[test]
 fn running_pods_are_upgraded_in_steps_or_step_back() {
     let runs: u32 = std::env::var("PILLION_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1);
-    Isolation::new().time_limit(Duration::from_mins(8) + runs * Duration::from_secs(45)).run(move || async move {
-        let steps = rollout_in_steps();
-        let shop = Shop::start(ControlPlane::builder(), PODS, &steps).await?;
-        let client = shop.client();
-        let leader = lead(&client, client.clone())?;
-        let before = shop.restarts().await?;
+    Isolation::new().with_crds().time_limit(Duration::from_mins(8) + runs * Duration::from_secs(45)).run(
+        move || async move {
+            let steps = rollout_in_steps();
+            let shop = Shop::start(ControlPlane::builder(), PODS, &steps).await?;
+            let client = shop.client();
+            let leader = lead(&client, client.clone())?;
+            let before = shop.restarts().await?;
 
-        // A revision that works is rolled out to all running pods, and only then promoted.
-        let revision = shop.status().await?.revision;
-        shop.apply("2", &steps).await?;
-        let mut at_once = 0;
-        shop.wait_for("the rollout is complete", async || {
-            let pods = shop.pods().await?;
-            let marked = pods.iter().filter(|pod| pod["metadata"]["labels"].get(UPGRADING_LABEL).is_some()).count();
-            at_once = at_once.max(marked);
-            let status = shop.status().await?;
-            let upgraded = pods.iter().filter(|pod| tags([*pod]).contains("2")).count();
-            if status.revision != revision && status.step == 0 {
-                ensure!(upgraded <= 3, "{upgraded} pods in the first step");
-                let promoted = shop.profile_status().await?.promoted_revision;
-                ensure!(promoted.as_deref() == Some(&*revision), "{promoted:?} is promoted");
+            // A revision that works is rolled out to all running pods, and only then promoted.
+            let revision = shop.status().await?.revision;
+            shop.apply("2", &steps).await?;
+            let mut at_once = 0;
+            shop.wait_for("the rollout is complete", async || {
+                let pods = shop.pods().await?;
+                let marked = pods.iter().filter(|pod| pod["metadata"]["labels"].get(UPGRADING_LABEL).is_some()).count();
+                at_once = at_once.max(marked);
+                let status = shop.status().await?;
+                let upgraded = pods.iter().filter(|pod| tags([*pod]).contains("2")).count();
+                if status.revision != revision && status.step == 0 {
+                    ensure!(upgraded <= 3, "{upgraded} pods in the first step");
+                    let promoted = shop.profile_status().await?.promoted_revision;
+                    ensure!(promoted.as_deref() == Some(&*revision), "{promoted:?} is promoted");
+                }
+                ensure!(status.revision != revision && status.phase == UpgradePhase::Complete, "{status:?}");
+                Ok(())
+            })
+            .await?;
+            ensure!((1..=2).contains(&at_once), "{at_once} pods at a time");
+            ensure!(shop.tags().await? == ["2".to_owned()].into(), "{:?}", shop.tags().await?);
+            shop.is_served("2").await?;
+            for pod in shop.pods().await? {
+                ensure!(pod["status"]["containerStatuses"][0]["restartCount"] == 0, "{pod}");
+                ensure!(pod["status"]["initContainerStatuses"][0]["restartCount"] == 1, "{pod}");
             }
-            ensure!(status.revision != revision && status.phase == UpgradePhase::Complete, "{status:?}");
+            ensure!(before.values().all(|restarts| *restarts == 0), "{before:?}");
+
+            // Revisions that do not work are rolled out to at most the pods of the first step, and these pods return to the
+            // previous revision. Between them, revisions that work are rolled out to all pods.
+            let mut good = "2";
+            for run in 0..runs {
+                if run > 0 {
+                    good = if run % 2 == 0 { "2" } else { "3" };
+                    let status = shop.roll_out(good, &steps, UpgradePhase::Complete).await?;
+                    ensure!(status.upgraded == 6 && status.not_in_place == 0, "{status:?}");
+                }
+                for (tag, why) in [
+                    ("crashing", "CrashLoopBackOff"),
+                    ("unready", "the pod is not ready"),
+                    ("harmful", "container app"),
+                    ("missing", "cannot be pulled on node one"),
+                ] {
+                    let before = shop.restarts().await?;
+                    let status = shop.roll_out(tag, &steps, UpgradePhase::SteppedBack).await?;
+                    ensure!(status.message.as_ref().is_some_and(|text| text.contains(why)), "{tag}: {status:?}");
+                    let after = shop.restarts().await?;
+                    let touched = after.iter().filter(|(name, restarts)| before[*name] != **restarts).count();
+                    ensure!(touched <= 3 && (touched > 0) == (tag != "missing"), "{tag}: {touched} pods were changed");
+                    ensure!(shop.tags().await? == [good.to_owned()].into(), "{tag}: {:?}", shop.tags().await?);
+                    shop.is_served(good).await?;
+                }
+            }
+            print_figures(&format!("{runs} runs of each revision, no wrong verdict"));
+
+            // After a change of the leader, a rollout that has failed can be resumed by a user.
+            drop(leader);
+            let _leader = lead(&client, client.clone())?;
+            let failed = shop.status().await?;
+            shop.apply("crashing", &steps).await?;
+            let failed = shop.ends(&failed.revision, UpgradePhase::SteppedBack).await?;
+            let request = format!("{ROLLOUT_ANNOTATION}=resume {} now", failed.revision);
+            let restarts = shop.restarts().await?;
+            shop.rig.control_plane.kubectl_ok(&["annotate", "clusterinjectionprofile", "shipper", &request]).await?;
+            shop.wait_for("the rollout fails again", async || {
+                let status = shop.status().await?;
+                ensure!(status.handled_request.is_some() && status.phase == UpgradePhase::SteppedBack, "{status:?}");
+                ensure!(shop.restarts().await? != restarts, "no pod was changed");
+                Ok(())
+            })
+            .await?;
             Ok(())
-        })
-        .await?;
-        ensure!((1..=2).contains(&at_once), "{at_once} pods at a time");
-        ensure!(shop.tags().await? == ["2".to_owned()].into(), "{:?}", shop.tags().await?);
-        shop.is_served("2").await?;
-        for pod in shop.pods().await? {
-            ensure!(pod["status"]["containerStatuses"][0]["restartCount"] == 0, "{pod}");
-            ensure!(pod["status"]["initContainerStatuses"][0]["restartCount"] == 1, "{pod}");
-        }
-        ensure!(before.values().all(|restarts| *restarts == 0), "{before:?}");
-
-        // Revisions that do not work are rolled out to at most the pods of the first step, and these pods return to the
-        // previous revision. Between them, revisions that work are rolled out to all pods.
-        let mut good = "2";
-        for run in 0..runs {
-            if run > 0 {
-                good = if run % 2 == 0 { "2" } else { "3" };
-                let status = shop.roll_out(good, &steps, UpgradePhase::Complete).await?;
-                ensure!(status.upgraded == 6 && status.not_in_place == 0, "{status:?}");
-            }
-            for (tag, why) in [
-                ("crashing", "CrashLoopBackOff"),
-                ("unready", "the pod is not ready"),
-                ("harmful", "container app"),
-                ("missing", "cannot be pulled on node one"),
-            ] {
-                let before = shop.restarts().await?;
-                let status = shop.roll_out(tag, &steps, UpgradePhase::SteppedBack).await?;
-                ensure!(status.message.as_ref().is_some_and(|text| text.contains(why)), "{tag}: {status:?}");
-                let after = shop.restarts().await?;
-                let touched = after.iter().filter(|(name, restarts)| before[*name] != **restarts).count();
-                ensure!(touched <= 3 && (touched > 0) == (tag != "missing"), "{tag}: {touched} pods were changed");
-                ensure!(shop.tags().await? == [good.to_owned()].into(), "{tag}: {:?}", shop.tags().await?);
-                shop.is_served(good).await?;
-            }
-        }
-        print_figures(&format!("{runs} runs of each revision, no wrong verdict"));
-
-        // After a change of the leader, a rollout that has failed can be resumed by a user.
-        drop(leader);
-        let _leader = lead(&client, client.clone())?;
-        let failed = shop.status().await?;
-        shop.apply("crashing", &steps).await?;
-        let failed = shop.ends(&failed.revision, UpgradePhase::SteppedBack).await?;
-        let request = format!("{ROLLOUT_ANNOTATION}=resume {} now", failed.revision);
-        let restarts = shop.restarts().await?;
-        shop.rig.control_plane.kubectl_ok(&["annotate", "clusterinjectionprofile", "shipper", &request]).await?;
-        shop.wait_for("the rollout fails again", async || {
-            let status = shop.status().await?;
-            ensure!(status.handled_request.is_some() && status.phase == UpgradePhase::SteppedBack, "{status:?}");
-            ensure!(shop.restarts().await? != restarts, "no pod was changed");
-            Ok(())
-        })
-        .await?;
-        Ok(())
-    });
+        },
+    );
 }
 
 #[test]
 fn rollout_is_paused_and_undone() {
-    Isolation::new().time_limit(Duration::from_mins(5)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(5)).run(|| async {
         let steps = json!({"strategy": "InPlace", "steps": [{"percent": 50, "bakeSeconds": 600}]});
         let shop = Shop::start(ControlPlane::builder(), 4, &steps).await?;
         let client = shop.client();
@@ -574,29 +576,16 @@ fn dying_client(client: &Client, writes: usize) -> (Client, CancellationToken) {
 
 #[test]
 fn leader_may_end_after_each_write() {
-    Isolation::new()
-        .own_network("it starts an API server that writes an audit log")
-        .time_limit(Duration::from_mins(8))
-        .run(|| async {
-        let files = tempfile::tempdir()?;
-        let (policy, log) = (files.path().join("policy.yaml"), files.path().join("audit.log"));
-        let rules = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
-            {"level": "Request", "verbs": ["patch"], "resources": [{"group": "", "resources": ["pods"]}]},
-            {"level": "None"},
-        ]});
-        std::fs::write(&policy, rules.to_string())?;
-        let control_plane = ControlPlane::builder()
-            .api_server_arg(format!("--audit-policy-file={}", policy.display()))
-            .api_server_arg(format!("--audit-log-path={}", log.display()));
+    Isolation::new().with_crds().time_limit(Duration::from_mins(8)).run(|| async {
         let rollout = json!({"strategy": "InPlace", "maxUnavailable": 2, "steps": [{"percent": 50, "bakeSeconds": 0}]});
-        let shop = Shop::start(control_plane, PODS, &rollout).await?;
+        let shop = Shop::start(ControlPlane::builder(), PODS, &rollout).await?;
         let before = shop.status().await?.revision;
         shop.apply("2", &rollout).await?;
         let leaders = shop.lead_until_end(&before, UpgradePhase::Complete).await?;
         ensure!(shop.tags().await? == ["2".to_owned()].into(), "a pod was forgotten: {:?}", shop.tags().await?);
 
         // The API server's audit log shows that each pod was changed once, and never more than two at a time.
-        let text = std::fs::read_to_string(&log)?;
+        let text = std::fs::read_to_string(shop.rig.control_plane.audit_log()?)?;
         let events = text.lines().map(serde_json::from_str::<Json>).collect::<Result<Vec<_>, _>>()?;
         let (mut begun, mut running, mut most) = (BTreeMap::<String, usize>::new(), BTreeSet::new(), 0);
         for event in &events {
@@ -610,7 +599,11 @@ fn leader_may_end_after_each_write() {
                 *begun.entry(name.clone()).or_default() += 1;
             }
             let label = event["requestObject"]["metadata"]["labels"].get(UPGRADING_LABEL);
-            if label.is_some_and(Json::is_null) { running.remove(&name) } else { running.insert(name) };
+            if label.is_some_and(Json::is_null) {
+                running.remove(&name)
+            } else {
+                running.insert(name)
+            };
             most = most.max(running.len());
         }
         ensure!(begun.len() == PODS && begun.values().all(|times| *times == 1), "{begun:?}");
@@ -669,7 +662,7 @@ impl Shop {
 
 #[test]
 fn pods_are_evicted_in_shares_of_workloads() {
-    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(8)).run(|| async {
         let rollout = json!({"strategy": "Restart", "maxUnavailable": 3, "podTimeoutSeconds": 4,
                              "steps": [{"percent": 40, "bakeSeconds": 1}]});
         let shop = Shop::start(ControlPlane::builder(), 0, &rollout).await?;
@@ -800,7 +793,7 @@ fn counting_client(client: &Client) -> (Client, Arc<AtomicUsize>) {
 /// `PILLION_PODS` sets the number of pods.
 #[test]
 fn rollout_sends_few_requests() {
-    Isolation::new().time_limit(Duration::from_mins(14)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(14)).run(|| async {
         let pods = std::env::var("PILLION_PODS").ok().and_then(|pods| pods.parse().ok()).unwrap_or(40);
         let rollout =
             json!({"strategy": "InPlace", "maxUnavailable": 20, "steps": [{"percent": 10, "bakeSeconds": 1}]});
@@ -823,7 +816,7 @@ fn rollout_sends_few_requests() {
 
 #[test]
 fn rollouts_share_pods_and_budgets() {
-    Isolation::new().time_limit(Duration::from_mins(8)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(8)).run(|| async {
         let rollout = json!({"strategy": "InPlace", "maxUnavailable": 3, "podTimeoutSeconds": 4});
         let shop = Shop::start(ControlPlane::builder(), 0, &rollout).await?;
         let client = shop.client();
@@ -924,7 +917,7 @@ fn own_profile(tag: &str) -> String {
 
 #[test]
 fn namespaced_profiles_are_rolled_out_within_limits() {
-    Isolation::new().time_limit(Duration::from_mins(5)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(5)).run(|| async {
         let rollout = json!({"strategy": "InPlace", "maxUnavailable": 1});
         let shop = Shop::start(ControlPlane::builder(), 0, &rollout).await?;
         let client = shop.client();

@@ -96,7 +96,7 @@ async fn roll_out(control_plane: &ControlPlane, tag: &str) -> Result<UpgradeStat
 #[ignore = "takes ten minutes and needs kwok: just nightly rollout"]
 fn rollout_reaches_all_pods_of_large_cluster() {
     let pods: usize = std::env::var("PILLION_PODS").ok().and_then(|pods| pods.parse().ok()).unwrap_or(10_000);
-    Isolation::new().time_limit(LIMIT * 3).run(move || async move {
+    Isolation::new().with_crds().time_limit(LIMIT * 3).run(move || async move {
         let policy = format!("{QUICK}rollouts: {{inPlace: true, requestsPerSecond: {REQUESTS_PER_SECOND}}}\n");
         let mut managed = Managed::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
         let leader = managed.controllers.first_mut().context("a controller")?.process().pid();

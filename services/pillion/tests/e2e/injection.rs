@@ -2,7 +2,7 @@
 //! pods through the API server.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{Isolation, eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{
@@ -31,7 +31,7 @@ fn assert_injected(pod: &Json, own: &[&str]) {
 
 #[test]
 fn pods_of_every_origin_get_their_sidecar() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         assert_injected(&rig.create("team-a", &deployment_pod()).await?, &["web", "exporter"]);
         assert_injected(&rig.create("team-a", &job_pod()).await?, &["backup"]);
@@ -62,7 +62,7 @@ fn pods_of_every_origin_get_their_sidecar() {
 
 #[test]
 fn pods_without_opt_in_stay_unchanged() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("plain", None).await?;
         // System namespaces are excluded by name, even if they opt in by mistake.
@@ -88,7 +88,7 @@ fn pods_without_opt_in_stay_unchanged() {
 
 #[test]
 fn dry_run_shows_sidecar_and_stores_nothing() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let shown = rig.dry_run("team-a", &bare_pod("dry")).await?;
         assert_injected(&shown, &["app"]);
@@ -99,7 +99,7 @@ fn dry_run_shows_sidecar_and_stores_nothing() {
 
 #[test]
 fn new_namespace_is_known_at_once() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(2).await?;
         for number in 0..10 {
             // The API server receives changes of labels through its watch, but reads a new namespace directly.
@@ -115,7 +115,7 @@ fn new_namespace_is_known_at_once() {
 /// versions keep their connection to one replica.
 #[test]
 fn api_server_spreads_requests_over_replicas() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(3).await?;
         let before = injected_by_each(&rig).await?;
         for _ in 0..60 {
@@ -140,7 +140,7 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
 /// pods in reviews and stored pods.
 #[test]
 fn managed_fields_exclude_injected_parts() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let pod = rig.create("team-a", &bare_pod("bare")).await?;
         let managed = pod["metadata"]["managedFields"].to_string();
@@ -173,7 +173,7 @@ spec:
 /// The API server rejects a pod whose containers together request more than `spec.resources`, or have higher limits.
 #[test]
 fn pod_with_pod_level_resources_is_accepted() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         let resources = json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"cpu": "2", "memory": "64Mi"}});
         rig.control_plane.apply_yaml(SIDECAR_WITH_RESOURCES).await?;
@@ -199,7 +199,7 @@ fn pod_with_pod_level_resources_is_accepted() {
 
 #[test]
 fn failure_modes_hold_without_replicas() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.namespace("strict", Some("required")).await?;
         rig.wait_until_called("strict").await?;
@@ -223,7 +223,7 @@ fn failure_modes_hold_without_replicas() {
 
 #[test]
 fn responses_survive_api_server_restart() {
-    Isolation::new().own_network("restarts the API server").run(|| async {
+    isolated_with_crds(|| async {
         let mut rig = Rig::start(1).await?;
         rig.control_plane.restart_api_server().await?;
         eventually(SOON, "pods are injected again", async || {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pillion_testkit::{ControlPlane, eventually, isolated, tools};
+use pillion_testkit::{ControlPlane, eventually, isolated_with_crds, tools};
 use serde_json::Value as Json;
 use tokio::process::Command;
 
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_mins(3);
 
 #[test]
 fn k6_creates_and_checks_pods() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let cluster = &managed.rig.control_plane;
         for manifests in [std::fs::read_to_string(scripts().join("profile.yaml"))?, printed("namespaces.sh").await?] {

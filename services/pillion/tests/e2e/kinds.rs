@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use axum::http::Request;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::managed::{Managed, QUICK};
@@ -82,7 +82,7 @@ fn pod(name: &str, more: &Json) -> Json {
 
 #[test]
 fn custom_resources_are_defaulted_and_validated() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
         control_plane.apply_yaml(GAME_SERVERS).await?;
@@ -129,7 +129,7 @@ fn custom_resources_are_defaulted_and_validated() {
 
 #[test]
 fn quota_profile_sets_missing_requests() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
         control_plane.apply_yaml(QUOTA_READERS).await?;
@@ -165,7 +165,7 @@ fn quota_profile_sets_missing_requests() {
 
 #[test]
 fn claims_get_storage_class_of_namespace() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
         // A built-in admission plugin sets the default storage class before the API server calls webhooks.
@@ -201,7 +201,7 @@ fn claims_get_storage_class_of_namespace() {
 
 #[test]
 fn annotations_are_added_without_environment_variables() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 1, 1).await?;
         let control_plane = &managed.rig.control_plane;
         for folder in ["annotate", "deny-env"] {

@@ -6,7 +6,7 @@ use axum::http::Request;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::Api;
 use kube::api::{ListParams, ObjectMeta, PartialObjectMeta, PostParams};
-use pillion_testkit::{ControlPlane, Isolation};
+use pillion_testkit::{ControlPlane, isolated};
 
 const NAMESPACES: usize = 7;
 /// Maximum number of objects on one page. It is small, so that the lists have several pages.
@@ -43,7 +43,7 @@ where
 
 #[test]
 fn leader_lists_come_from_watch_cache() {
-    Isolation::new().own_network("the API server counts its etcd requests").run(|| async {
+    isolated(|| async {
         let plane = ControlPlane::builder().start().await?;
         let namespaces = Api::<Namespace>::all(plane.client());
         for number in 0..NAMESPACES {

@@ -1,7 +1,7 @@
 //! Tests profiles that read a pod's service account and owners, which replicas look up in the real API server.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, annotation};
@@ -73,7 +73,7 @@ fn owner(api_version: &str, kind: &str, name: &str, uid: &str) -> Json {
 
 #[test]
 fn lookups_of_owners_and_accounts_decide() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         for yaml in [OBJECTS, IDENTITY, NIGHTLY, WEB] {
             rig.control_plane.apply_yaml(yaml).await?;

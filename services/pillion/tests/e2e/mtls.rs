@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use pillion_testkit::control_plane::Builder;
 use pillion_testkit::registration::SERVER_NAME;
 use pillion_testkit::replica::WEBHOOK_PORT;
-use pillion_testkit::{ControlPlane, Isolation, Replica, TestCa, eventually, isolated, namespace};
+use pillion_testkit::{ControlPlane, Isolation, Replica, TestCa, eventually, isolated_with_crds, namespace};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -112,7 +112,7 @@ fn only_certified_api_server_gets_responses() {
 
 #[test]
 fn api_server_without_certificate_gets_clear_error() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let folder = namespace::directory()?;
         let file = folder.join("clients.crt");
         std::fs::write(&file, TestCa::new()?.bundle_pem())?;

@@ -14,7 +14,7 @@ use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_control::{LeaderContext, Release};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, eventually, isolated, tools};
+use pillion_testkit::{ControlPlane, eventually, isolated_with_crds, tools};
 use prometheus_client::registry::Registry;
 use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
@@ -113,7 +113,7 @@ async fn delete_namespace(control_plane: &ControlPlane, name: &str) -> Result<()
 #[test]
 fn reports_follow_findings() {
     let crd = crd();
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
         rig.namespace("team-a", Some("enabled")).await?;

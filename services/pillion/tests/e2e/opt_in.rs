@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 
 use crate::direct::{Direct, review};
 use crate::managed::Managed;
@@ -33,7 +33,7 @@ async fn cluster() -> Result<Managed> {
 
 #[test]
 fn foreign_label_opts_namespace_in() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let mut managed = cluster().await?;
         let created = managed.rig.create("mesh", &bare_pod("early")).await?;
         ensure!(names(&created).len() == 2, "{created}");

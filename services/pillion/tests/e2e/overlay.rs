@@ -3,7 +3,7 @@
 //! result when the API server calls it again.
 
 use anyhow::{Context, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON};
@@ -61,7 +61,7 @@ fn pod(name: &str, native: bool) -> Json {
 
 #[test]
 fn overlay_survives_defaults_of_limit_range() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("meshed", Some("enabled")).await?;
         rig.label_namespace("meshed", "mesh", "yes").await?;

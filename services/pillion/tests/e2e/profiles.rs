@@ -2,7 +2,7 @@
 //! compile must change nothing.
 
 use anyhow::{Result, ensure};
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated, isolated_with_crds};
 use serde_json::Value as Json;
 
 use crate::rig::{NGINX, PATIENCE, Rig, SOON, bare_pod, names};
@@ -25,7 +25,7 @@ async fn image_becomes(rig: &Rig, expected: &str) -> Result<()> {
 
 #[test]
 fn profile_edits_reach_pods_and_mistakes_do_not() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         image_becomes(&rig, "nginx:1.30").await?;
@@ -59,7 +59,7 @@ fn profile_edits_reach_pods_and_mistakes_do_not() {
 
 #[test]
 fn namespaced_profile_applies_in_its_namespace_only() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.namespace("team-b", Some("enabled")).await?;
         let profile = "apiVersion: pillion.dev/v1alpha1\nkind: InjectionProfile\n\

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::audit::Audit;
@@ -60,7 +60,7 @@ async fn inject(control_plane: &ControlPlane, bundle: &str, pod: &Json) -> Resul
 
 #[test]
 fn exported_profiles_decide_as_the_cluster() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
         let _controller = Audit::start(control_plane.client())?;
@@ -112,7 +112,7 @@ fn exported_profiles_decide_as_the_cluster() {
 
 #[test]
 fn export_selects_revision_of_rollout() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &["--profiles-from", "revisions"], 1).await?;
         let control_plane = &rig.control_plane;
         let _controller = Audit::start(control_plane.client())?;

@@ -21,13 +21,14 @@ use pillion_testkit::control_plane::client_of;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::{
-    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, register_service, register_webhook,
+    ControlPlane, Replica, ReplicaSpec, TestCa, eventually, isolated, isolated_with_crds, register_service,
+    register_webhook,
 };
 
 use serde_json::json;
 
 use crate::audit::Audit;
-use crate::rig::{NGINX, PATIENCE, bare_pod, names};
+use crate::rig::{NGINX, PATIENCE, bare_pod, install_crds, names};
 
 /// Maximum time in which the audit must report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
@@ -337,11 +338,9 @@ spec:
 
 #[test]
 fn replica_injects_with_own_service_account() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let control_plane = control_plane().await?;
-        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-        control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
-        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.apply_yaml(LOOKUP_PROFILE).await?;
 
@@ -422,11 +421,9 @@ fn resource_names_limit_lists_watches_and_applies() {
 
 #[test]
 fn audit_works_with_controllers_service_account() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let control_plane = control_plane().await?;
-        let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-        control_plane.apply_yaml(std::str::from_utf8(&crds.stdout)?).await?;
-        control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+        install_crds(&control_plane).await?;
         control_plane.apply_yaml(NGINX).await?;
         control_plane.apply_yaml(LOOKUP_PROFILE).await?;
         let audit = Audit::start(client_of(&kubeconfig(&control_plane, "controller").await?).await?)?;

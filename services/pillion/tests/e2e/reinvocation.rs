@@ -10,7 +10,7 @@ use axum::routing::post;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pillion_testkit::namespace::replica_address;
-use pillion_testkit::{TestCa, eventually, https, isolated, register_webhook};
+use pillion_testkit::{TestCa, eventually, https, isolated_with_crds, register_webhook};
 use serde_json::{Value as Json, json};
 use tokio::net::TcpListener;
 
@@ -68,7 +68,7 @@ async fn serve_meddler(rig: &Rig, address: IpAddr) -> Result<()> {
 
 #[test]
 fn reinvocation_changes_nothing() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         rig.label_namespace("team-a", "meddled", "yes").await?;
         serve_meddler(&rig, replica_address(9)).await?;

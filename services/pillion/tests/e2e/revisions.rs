@@ -12,7 +12,7 @@ use pillion_control::release::Release;
 use pillion_control::revisions::{self, Metrics, Settings};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{ControlPlane, Replica, eventually, isolated};
+use pillion_testkit::{ControlPlane, Replica, eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -129,7 +129,7 @@ async fn restart_all(rig: &mut Rig) -> Result<()> {
 
 #[test]
 fn broken_profile_changes_nothing_after_restarts() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (mut rig, leader) = start(2).await?;
         wait_for_image(&rig, "nginx:1.29").await?;
         let first = wait_for_accepted(&rig, "True").await?;
@@ -174,7 +174,7 @@ fn broken_profile_changes_nothing_after_restarts() {
 
 #[test]
 fn revisions_are_immutable_and_recreated() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (mut rig, leader) = start(1).await?;
         let status = wait_for_accepted(&rig, "True").await?;
         let object = format!("nginx-{}", status["revision"].as_str().unwrap_or_default());
@@ -207,7 +207,7 @@ fn revisions_are_immutable_and_recreated() {
 
 #[test]
 fn status_and_events_inform_profile_owner() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (rig, leader) = start(1).await?;
         rig.namespace("team-b", Some("required")).await?;
         rig.namespace("team-c", None).await?;
@@ -272,7 +272,7 @@ fn status_and_events_inform_profile_owner() {
 
 #[test]
 fn pods_follow_rollout_pin_and_rollback() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (rig, leader) = start(1).await?;
         let old = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         let staged = {
@@ -355,12 +355,12 @@ async fn register_profiles(rig: &Rig) -> Result<()> {
             "failurePolicy": "Ignore", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 5,
         }],
     });
-    rig.control_plane.apply_yaml(&configuration.to_string()).await.map(drop)
+    rig.control_plane.apply_yaml(&configuration.to_string()).await
 }
 
 #[test]
 fn broken_profile_is_stored_with_warning() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = Rig::start(1).await?;
         register_profiles(&rig).await?;
         let apply = async |yaml: &str| {
@@ -400,7 +400,7 @@ fn broken_profile_is_stored_with_warning() {
 
 #[test]
 fn documented_history_and_rollback_commands_work() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (rig, leader) = start(1).await?;
         let first = wait_for_accepted(&rig, "True").await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
@@ -507,7 +507,7 @@ fn run(rig: &Rig, command: &str) -> Result<std::process::Output> {
 
 #[test]
 fn profiles_of_namespace_have_memory_limit() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let (rig, leader) = start(1).await?;
         leader.end().await?;
         let memory = share::Limits { of_namespace: 192 << 10, ..share::Limits::default() };
@@ -618,7 +618,7 @@ async fn wait_for_valid(control_plane: &ControlPlane, profile: &[&str], state: &
 /// Runs with the permissions of the controller, in a namespace with the *restricted* Pod Security level.
 #[test]
 fn status_has_verdict_of_dry_run() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let control_plane = ControlPlane::start().await?;
         install_crds(&control_plane).await?;
         control_plane.create_namespace(NAMESPACE, &[("pod-security.kubernetes.io/enforce", "restricted")]).await?;

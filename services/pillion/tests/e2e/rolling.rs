@@ -95,7 +95,7 @@ pub(crate) async fn injected_by(replica: &Replica) -> Result<u64> {
 fn rolling_restarts_lose_no_pod() {
     let rolls = count_from("PILLION_ROLLS", ROLLS, 1..=80).unwrap();
     let limit = Duration::from_secs(600 + 30 * rolls);
-    Isolation::new().own_network("stops the API server").time_limit(limit).run(|| async move {
+    Isolation::new().with_crds().time_limit(limit).run(|| async move {
         let mut rig = Rig::start_as_in_production(REPLICAS).await?;
         let mut fleet = Fleet::of(&mut rig);
         let load = Load::start(&rig).await?;

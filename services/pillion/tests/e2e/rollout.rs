@@ -206,7 +206,7 @@ impl Cluster {
 
 #[test]
 fn stale_workloads_restart_within_budgets() {
-    Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(12)).run(|| async {
         let rig = Rig::start_with(ControlPlane::builder(), &[], 1).await?;
         rig.control_plane.apply_yaml(MARKED).await?;
         rig.namespace("shop", Some("enabled")).await?;

@@ -4,7 +4,7 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use pillion_testkit::{ControlPlane, isolated};
+use pillion_testkit::{ControlPlane, isolated_with_crds};
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
@@ -115,7 +115,7 @@ impl Cluster {
 
 #[test]
 fn commands_steer_rollout_by_annotation() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let cluster = Cluster::start().await?;
         cluster.fail("rollout pause shipper", "ClusterInjectionProfile shipper has no rollout to pause").await?;
         cluster.fail("rollout pause plain", "its spec.rollout.strategy is neither InPlace nor Restart").await?;
@@ -170,7 +170,7 @@ fn commands_steer_rollout_by_annotation() {
 
 #[test]
 fn status_lists_rollouts_and_failures() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let cluster = Cluster::start().await?;
         let run = cluster.pillion("rollout status -A").await?;
         ensure!(run.code == Some(0) && run.stdout.is_empty(), "{} {}", run.stdout, run.stderr);
@@ -208,7 +208,7 @@ fn status_lists_rollouts_and_failures() {
 
 #[test]
 fn watch_ends_with_rollout() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let cluster = Cluster::start().await?;
         cluster.set_phase(SHIPPER, "Upgrading").await?;
         let run = cluster.pillion("rollout status shipper --watch --timeout 1s").await?;

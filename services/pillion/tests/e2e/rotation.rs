@@ -92,7 +92,7 @@ impl Managed {
 fn rotations_lose_no_pod() {
     let rotations = count_from("PILLION_ROTATIONS", ROTATIONS, 1..=10_000).unwrap();
     let limit = Duration::from_secs(600 + 12 * rotations);
-    Isolation::new().time_limit(limit).run(|| async move {
+    Isolation::new().with_crds().time_limit(limit).run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         let first = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, ROTATIONS_RATE).await?;
@@ -206,6 +206,7 @@ enum Disruption {
 #[test]
 fn leader_killed_after_any_write_loses_nothing() {
     Isolation::new()
+        .with_crds()
         .time_limit(Duration::from_mins(15))
         .run(|| async { disrupt_leader_after_each_write(Disruption::Kill).await });
 }
@@ -213,6 +214,7 @@ fn leader_killed_after_any_write_loses_nothing() {
 #[test]
 fn leader_paused_after_any_write_conflicts() {
     Isolation::new()
+        .with_crds()
         .time_limit(Duration::from_mins(15))
         .run(|| async { disrupt_leader_after_each_write(Disruption::Pause).await });
 }
@@ -221,7 +223,7 @@ fn leader_paused_after_any_write_conflicts() {
 fn rotation_waits_for_hanging_api_server() {
     // The timeout is longer than the pause, so the rotation cannot proceed because of the timeout.
     let policy = QUICK.replace("propagationTimeout: 5s", "propagationTimeout: 25s");
-    Isolation::new().own_network("runs a second API server").run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 2).await?;
         let mut second = managed.rig.control_plane.second_api_server().await?;
         let active = managed.wait_until_stable(1, LIMIT).await?;
@@ -259,7 +261,7 @@ fn rotation_waits_for_hanging_api_server() {
 #[test]
 fn compromised_key_is_replaced_without_soak() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 1h");
-    Isolation::new().run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
@@ -296,7 +298,7 @@ fn compromised_key_is_replaced_without_soak() {
 
 #[test]
 fn damaged_secrets_are_recreated_without_lost_pods() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         let mut active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;
@@ -327,7 +329,7 @@ fn damaged_secrets_are_recreated_without_lost_pods() {
 
 #[test]
 fn damaged_webhook_configuration_is_restored_within_second() {
-    Isolation::new().run(|| async {
+    Isolation::new().with_crds().run(|| async {
         let managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         managed.wait_until_stable(1, LIMIT).await?;
         let configurations = managed.configurations();
@@ -437,7 +439,7 @@ impl Managed {
 #[test]
 fn foreign_epoch_is_overwritten_without_rotation() {
     let policy = QUICK.replace("overlap: 200ms", "overlap: 8s");
-    Isolation::new().run(|| async move {
+    Isolation::new().with_crds().run(|| async move {
         let managed = Managed::start(ControlPlane::builder(), &policy, 3, 1).await?;
         let active = managed.wait_until_stable(1, LIMIT).await?;
         let load = Load::start_at(&managed.rig, RATE).await?;

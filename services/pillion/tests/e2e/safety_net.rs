@@ -168,7 +168,7 @@ impl Net {
 
 #[test]
 fn policy_serves_pods_as_replicas_do() {
-    Isolation::new().time_limit(Duration::from_mins(12)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(12)).run(|| async {
         let mut net = Net::start().await?;
         let mut generator = Generator::new(7);
         let covered: Vec<_> = (0..PODS).map(|number| generator.pod(number, true)).collect();
@@ -221,7 +221,7 @@ fn policy_serves_pods_as_replicas_do() {
 
 #[test]
 fn controller_keeps_policy_in_step() {
-    Isolation::new().time_limit(Duration::from_mins(6)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(6)).run(|| async {
         let net = Net::start().await?;
         net.rig().control_plane.apply_yaml(&role().to_string()).await?;
         net.wait_for(COVERED_PROFILES).await?;

@@ -19,7 +19,7 @@ use pillion_control::release::DEFAULT_CLUSTER_DOMAIN;
 use pillion_testkit::registration::{NAMESPACE, SERVER_NAME};
 use pillion_testkit::replica::WEBHOOK_PORT;
 use pillion_testkit::{
-    ControlPlane, Isolation, Replica, ReplicaSpec, eventually, isolated, namespace, register_service, register_webhook,
+    ControlPlane, Replica, ReplicaSpec, eventually, isolated_with_crds, namespace, register_service, register_webhook,
 };
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -27,7 +27,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::net::TcpStream;
 
 use crate::direct::metric;
-use crate::rig::{NGINX, SOON, bare_pod, names, quickest};
+use crate::rig::{NGINX, SOON, bare_pod, install_crds, names, quickest};
 
 /// Maximum time in which a replica must serve a new certificate.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
@@ -201,9 +201,7 @@ async fn wait_until_served(replica: &Replica, certificate: &ServingMaterial) -> 
 }
 
 async fn start(control_plane: &ControlPlane, roles: &str) -> Result<Replica> {
-    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_pillion")).arg("crds").output()?;
-    control_plane.kubectl_with_input(&["apply", "-f", "-"], std::str::from_utf8(&crds.stdout)?).await?;
-    control_plane.wait_for_crds(&["clusterinjectionprofiles.pillion.dev", "injectionprofiles.pillion.dev"]).await?;
+    install_crds(control_plane).await?;
     control_plane.apply_yaml(NGINX).await?;
     control_plane.create_namespace(NAMESPACE, &[]).await?;
     control_plane.apply_yaml(roles).await?;
@@ -216,7 +214,7 @@ async fn start(control_plane: &ControlPlane, roles: &str) -> Result<Replica> {
 
 #[test]
 fn certificate_follows_secret_but_never_downgrades() {
-    Isolation::new().own_network("stops the API server").run(|| async {
+    isolated_with_crds(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut replica = start(&control_plane, ROLE).await?;
         let controller = Controller::new(&control_plane)?;
@@ -333,7 +331,7 @@ fn certificate_follows_secret_but_never_downgrades() {
 
 #[test]
 fn replica_reports_missing_secret_permission() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let control_plane = ControlPlane::start().await?;
         let replica = start(&control_plane, &ROLE.replace("[pillion-serving]", "[another]")).await?;
         eventually(SOON, "the missing permission is logged", async || {

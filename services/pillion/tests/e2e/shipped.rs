@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
-use pillion_testkit::{ControlPlane, eventually, isolated};
+use pillion_testkit::{ControlPlane, eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{PATIENCE, Rig, SOON, annotation};
@@ -247,7 +247,7 @@ async fn try_case(rig: &Rig, folder: &str, name: &Json, pod: Json) -> Result<Tal
 
 #[test]
 fn api_server_accepts_shipped_profiles() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = start().await?;
         let folders = folders();
         let installed = install(&rig, &folders).await?;
@@ -350,7 +350,7 @@ const COMBINED: [&str; 13] = [
 
 #[test]
 fn compatible_shipped_profiles_combine_on_one_pod() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = start().await?;
         let folders = folders();
         install(&rig, &folders).await?;

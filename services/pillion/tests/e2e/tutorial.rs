@@ -2,7 +2,7 @@
 //! test labels a namespace, and creates a pod that requests the sidecar with an annotation.
 
 use anyhow::ensure;
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::Value as Json;
 
 use crate::direct::{Direct, review};
@@ -18,7 +18,7 @@ const OVERRIDES: &str = r#"{"apiVersion": "v1", "metadata": {"annotations": {
 
 #[test]
 fn replaced_injectors_tutorial_works() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let managed = Managed::start_with_opt_in_label(LABEL).await?;
         let kubectl = &managed.rig.control_plane;
         kubectl.kubectl_ok(&["create", "namespace", "injection"]).await?;

@@ -8,7 +8,7 @@ use kube::api::{Api, PostParams};
 use pillion_api::ProfileSpec;
 use pillion_api::webhook_configuration::{Settings, Validated, validating, validating_rules};
 use pillion_testkit::registration::NAMESPACE;
-use pillion_testkit::{eventually, isolated};
+use pillion_testkit::{eventually, isolated_with_crds};
 use serde_json::{Value as Json, json};
 
 use crate::rig::{Rig, SOON, bare_pod, names, refusal};
@@ -67,7 +67,7 @@ fn with_env(name: &str) -> Json {
 
 #[test]
 fn validation_distinguishes_injected_containers() {
-    isolated(|| async {
+    isolated_with_crds(|| async {
         let rig = start().await?;
         let pod = rig.create("team-a", &bare_pod("web")).await?;
         ensure!(names(&pod) == ["app", "logger", "sidecar-nginx"], "{pod}");

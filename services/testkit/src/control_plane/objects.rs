@@ -1,4 +1,4 @@
-//! Creates objects for tests: namespaces and CRDs.
+//! Creates objects for tests: from YAML, namespaces and CRDs.
 
 use std::time::Duration;
 
@@ -7,7 +7,9 @@ use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
-use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Scope, pinned_kind};
 use serde_json::Value;
 
 use super::ControlPlane;
@@ -22,6 +24,33 @@ const CRD_LIMIT: Duration = Duration::from_mins(1);
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
+    /// Applies YAML with server-side apply and strict validation, like `kubectl apply --server-side`. The YAML contains
+    /// any number of objects and lists of objects. Objects without a namespace are in `default`.
+    ///
+    /// This does not run kubectl, because each of its runs takes about as much processor time as the rest of a short
+    /// test.
+    ///
+    /// # Errors
+    /// The text is not YAML, an object is of an unknown kind, or the API server rejects an object.
+    pub async fn apply_yaml(&self, yaml: &str) -> anyhow::Result<()> {
+        let client = self.client();
+        let documents = match serde_json::from_str(yaml) {
+            Ok(document) => vec![document],
+            Err(_) => serde_saphyr::from_multiple::<Value>(yaml).context("the objects are not YAML")?,
+        };
+        for document in documents {
+            let is_list = document.get("kind").is_some_and(|kind| kind == "List");
+            let objects = match document.get("items").and_then(Value::as_array) {
+                Some(items) if is_list => items.clone(),
+                _ => vec![document],
+            };
+            for object in objects.iter().filter(|object| !object.is_null()) {
+                apply(&client, object).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Creates a namespace with these labels, or sets them on an existing one.
     ///
     /// # Errors
@@ -79,6 +108,27 @@ impl ControlPlane {
         }
         Ok(())
     }
+}
+
+/// Applies an object with server-side apply and strict validation.
+async fn apply(client: &Client, object: &Value) -> anyhow::Result<()> {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+    let (version, kind) = (text("/apiVersion").unwrap_or_default(), text("/kind").unwrap_or_default());
+    let name = text("/metadata/name").with_context(|| format!("the {kind} has no name: {object}"))?;
+    let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
+    let (resource, capabilities) = pinned_kind(client, &GroupVersionKind::gvk(group, version, kind))
+        .await
+        .with_context(|| format!("the API server does not know the kind {kind} in {group}/{version}"))?;
+    let api: Api<DynamicObject> = match capabilities.scope {
+        Scope::Cluster => Api::all_with(client.clone(), &resource),
+        Scope::Namespaced => {
+            Api::namespaced_with(client.clone(), text("/metadata/namespace").unwrap_or("default"), &resource)
+        }
+    };
+    api.patch(name, &PatchParams::apply(MANAGER).validation_strict(), &Patch::Apply(object))
+        .await
+        .with_context(|| format!("the API server rejects the {kind} {name}"))?;
+    Ok(())
 }
 
 /// Returns whether the discovery document `kinds` contains the resource `plural`. If the document has an unknown

@@ -119,7 +119,7 @@ fn pods(second: u64) -> Vec<(&'static str, Json)> {
 #[test]
 #[ignore = "needs matplotlib: just dashboard-pictures"]
 fn renders_dashboard_pictures() {
-    Isolation::new().time_limit(Duration::from_mins(20)).run(|| async {
+    Isolation::new().with_crds().time_limit(Duration::from_mins(20)).run(|| async {
         let python = std::env::var("PILLION_PYTHON").context("PILLION_PYTHON: a Python with matplotlib")?;
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         for (namespace, failure_mode, _) in NAMESPACES {
