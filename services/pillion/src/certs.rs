@@ -231,7 +231,7 @@ pub(crate) struct RotateArgs {
     /// The key of the CA is compromised: remove the old CA without an overlap.
     #[arg(long)]
     compromised: bool,
-    /// Wait until the rotation is done, for at most this time, as in 10m.
+    /// Wait until the rotation is complete, for at most this time, such as 10m.
     #[arg(long, value_name = "DURATION")]
     wait: Option<Time>,
 }

@@ -79,19 +79,22 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// List and export the profiles of a cluster, show the revisions of one, and roll back to one of them.
     Profiles(ProfilesArgs),
-    /// Export profiles as Kubernetes admission policies; parts that these cannot express are left out.
+    /// Export profiles as Kubernetes admission policies; parts that policies cannot express are left out.
     Export(ExportArgs),
     /// Convert the configuration of other injectors to profiles.
     Convert(ConvertArgs),
-    /// Remove the webhook configurations and the held-namespace policies of a release, before it is deleted.
+    /// Remove the webhook configurations and admission policies that the controller created, before you delete a
+    /// release.
     ///
-    /// After that, Pillion does not inject into pods. The controller creates the configurations and policies again only
-    /// if you set webhooks: enabled in the release's ConfigMap.
+    /// The policies are those for held namespaces and for the safety net. After that, Pillion does not inject into
+    /// pods. The controller creates the configurations and policies again only if you set webhooks: enabled in the
+    /// release's ConfigMap.
     Uninstall(UninstallArgs),
     /// Show whether the installation works now, and which pods differ from their profiles.
     ///
-    /// It only reads from the API server, so it also works while no part of Pillion runs. It shows the replicas, the
-    /// leader of the controllers, the kill switch, the certificates with their rotation, and the profiles.
+    /// The command only reads from the API server, so it also works while no part of Pillion runs. It shows the
+    /// replicas, the leader of the controllers, the kill switch, the certificates with their rotation, and the
+    /// profiles.
     Status(StatusArgs),
     /// Show the CPU and memory that injection adds, and what they cost: per namespace, profile and container.
     ///
@@ -100,7 +103,7 @@ pub(crate) enum Command {
     Cost(CostArgs),
     /// List workloads whose pods lack a profile or have an older revision, and restart them.
     ///
-    /// Nothing is restarted without --apply.
+    /// Without --apply, the command restarts nothing.
     Rollout(RolloutArgs),
     /// Print the custom resource definitions: pillion crds | kubectl apply -f -
     Crds(CrdsArgs),
@@ -146,17 +149,20 @@ const COMMANDS: &[(&str, Option<&str>)] = &[
     ("inject", Some("a pod is rejected, or a profile or manifest is invalid; nothing is printed")),
     ("lint", Some("a profile is invalid")),
     ("man", None),
-    ("profiles export", Some("a profile was left out, since it has no such revision; the rest is printed")),
+    ("profiles export", Some("a profile was left out, because it has no such revision; the rest is printed")),
     ("profiles history", None),
     ("profiles list", None),
     ("profiles rollback", Some("the revision is not published after --wait")),
-    ("rollout", Some("a workload is still stale")),
+    ("rollout", Some("pods of a workload still differ from their profiles")),
     ("rollout pause", None),
     ("rollout plan", None),
     ("rollout resume", None),
     ("rollout status", Some("a rollout has failed, or still runs after the --timeout of --watch")),
     ("rollout undo", None),
-    ("status", Some("the installation does not work, or a pod differs from its profiles")),
+    (
+        "status",
+        Some("the installation does not work, a pod differs from its profiles, or an injected container does not run"),
+    ),
     ("test", Some("a test case fails or is invalid")),
     ("uninject", Some("a part could not be removed; the rest is printed")),
     ("uninstall", None),
@@ -328,7 +334,7 @@ fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
         let help = help.collect::<Vec<_>>().join("\n\n");
         writeln!(text, "### `pillion {path}`\n\n{help}\n\n```text\n{usage}\n```\n")?;
         if ["webhook", "controller"].contains(path) {
-            writeln!(text, "The flags are in [configuration](configuration.md).\n")?;
+            writeln!(text, "The page [configuration](configuration.md) lists the flags.\n")?;
             continue;
         }
         let is_common = |flag: &&Arg| flag.is_global_set() || flag.get_help_heading() == Some(CONNECTION);
@@ -338,7 +344,7 @@ fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
             writeln!(text, "{}", argument_table(own)?)?;
         }
         if command.get_arguments().any(|flag| flag.get_help_heading() == Some(CONNECTION)) {
-            writeln!(text, "It also has the [connection flags](#connection-flags).\n")?;
+            writeln!(text, "This command also accepts the [connection flags](#connection-flags).\n")?;
         }
     }
     text.truncate(text.trim_end().len());

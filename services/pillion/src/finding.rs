@@ -160,8 +160,8 @@ codes! {
     DryRun => "dry_run", Info, "send it without --dry-run";
     /// The object does not exist.
     NotFound => "not_found", Error, "check the name and the namespace, and that the object was not created by a dry run";
-    /// The object is being deleted, or has ended.
-    BeingDeleted => "being_deleted", Info, "no action is needed: Pillion does not inject into objects that have ended";
+    /// The object is being deleted, or the pod has terminated.
+    BeingDeleted => "being_deleted", Info, "no action is needed: Pillion does not inject into terminated pods and objects that are being deleted";
     /// The object is not injected because of its resource or operation, or because the pod has no containers.
     NothingToInject => "nothing_to_inject", Info, "pods are injected when they are created";
     /// The pod's service account does not exist.

@@ -70,13 +70,13 @@ pub(crate) struct ControllerPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Leadership {
-    /// How long a Lease is valid after its last renewal. Then another controller may become the leader.
+    /// How long the Lease is valid after its last renewal. After that, another controller may become the leader.
     #[schemars(extend("range" = ["1s", "10m"]))]
     pub(crate) lease_duration: Time,
-    /// A leader that cannot renew the Lease for this long stops leading.
+    /// If the leader cannot renew the Lease for this long, it stops leading.
     #[schemars(extend("range" = ["500ms", "10m"]))]
     pub(crate) renew_deadline: Time,
-    /// How often the Lease is read and renewed.
+    /// The time between two attempts of a controller to acquire or renew the Lease.
     #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) retry_period: Time,
 }
@@ -91,17 +91,17 @@ pub(crate) struct Certificates {
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
     pub(crate) ca_lifetime: Time,
-    /// How long a serving certificate is valid. It is renewed after half of this time.
+    /// How long a serving certificate is valid. The controller renews it after half of this time.
     #[schemars(extend("range" = ["5s", "8760h"]))]
     pub(crate) serving_lifetime: Time,
-    /// The age of a CA at which the next one is created.
+    /// The age of a CA at which the controller creates the next CA.
     #[schemars(extend("range" = ["1s", "43800h"]))]
     pub(crate) rotate_after: Time,
-    /// How long the controller waits for API servers that it cannot probe, after it has changed a webhook
-    /// configuration.
+    /// How long the controller waits, after it has changed a webhook configuration, for API servers that have not
+    /// proven that they use the new one. After that, the rotation continues without their proof.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) propagation_timeout: Time,
-    /// How many consecutive probe rounds must find every replica with a certificate of the new CA.
+    /// The number of consecutive rounds of probes that must find a certificate of the new CA on every replica.
     #[schemars(extend("range" = [1, 100]))]
     pub(crate) probe_rounds: u32,
     /// The time between two rounds of probes.
@@ -122,23 +122,26 @@ pub(crate) struct Certificates {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Webhooks {
-    /// Namespaces that are never injected, regardless of their labels. The release's own namespace, `kube-system`,
-    /// `kube-public` and `kube-node-lease` are always excluded.
+    /// Namespaces into which Pillion never injects, regardless of their labels. The release's own namespace,
+    /// `kube-system`, `kube-public` and `kube-node-lease` are always excluded.
     #[schemars(extend("expected" = "names of namespaces"))]
     pub(crate) excluded_namespaces: Vec<String>,
-    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Of these labels, only the first one that a
-    /// namespace has takes effect. The audit and the profile status use the labels too. The policy file of the replicas
-    /// must list the same labels in `namespaces.optIn`. Only `pillion.dev/injection` can have the value `held`.
+    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. If a namespace has several opt-in labels,
+    /// only one takes effect: `pillion.dev/injection`, or else the first one in this list. Without `MODE`, the failure
+    /// mode is `enabled`. Only `pillion.dev/injection` can select the failure mode `held`. The audit and the profiles'
+    /// status use the labels too. `namespaces.optIn` in the policy file of the replicas must list the same labels.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:MODE`"))]
     pub(crate) opt_in: Vec<String>,
-    /// How long an API server waits for a response in namespaces with `enabled`; then the pod is created without
-    /// injection.
+    /// How long an API server waits for a response in namespaces with the failure mode `enabled`. After that, it
+    /// creates the pod without injection.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_enabled: Time,
-    /// How long an API server waits for a response in namespaces with `required`; then the pod is rejected.
+    /// How long an API server waits for a response in namespaces with the failure mode `required`. After that, it
+    /// rejects the pod.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_required: Time,
-    /// How long an API server waits for a response in namespaces with `held`; then the pod waits.
+    /// How long an API server waits for a response in namespaces with the failure mode `held`. After that, it creates
+    /// the pod, and the pod waits.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) timeout_held: Time,
 }
@@ -147,14 +150,14 @@ pub(crate) struct Webhooks {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Profiles {
-    /// The estimated memory that the profiles of one namespace may take in a replica. Profiles beyond this limit are
-    /// not accepted, and their status reports it; profiles accepted before remain active. During a rollout, a replica
-    /// holds two revisions of a profile.
+    /// The maximum estimated memory that the profiles of one namespace use in a replica. The controller does not accept
+    /// profiles that exceed it, and reports this in their status. Profiles that it accepted before remain active.
+    /// During a rollout, a replica keeps two revisions of a profile in memory.
     #[schemars(extend("range" = ["1Mi", "1Gi"]))]
     pub(crate) max_namespace_memory: Size,
-    /// The estimated memory that the profiles of all namespaces may take in a replica. A namespace gets at most half of
-    /// the memory that the profiles of other namespaces do not use. The memory limits of the replicas and of the
-    /// controller must leave room for twice as much.
+    /// The maximum estimated memory that the profiles of all namespaces use in a replica. A namespace gets at most half
+    /// of the memory that the profiles of other namespaces do not use. The memory limits of the replicas and of the
+    /// controller must leave room for twice this amount.
     #[schemars(extend("range" = ["1Mi", "64Gi"]))]
     pub(crate) max_memory: Size,
 }
@@ -163,12 +166,12 @@ pub(crate) struct Profiles {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Rollouts {
-    /// Whether the controller upgrades running pods of profiles whose `rollout.strategy` is `InPlace`. `false`: the
-    /// strategy has no effect. The controller's service account then needs more permissions, which the chart's value
-    /// `rollout.inPlace` adds. The `guardrails` of this file must equal those of the replicas.
+    /// Whether the controller upgrades running pods of profiles whose `rollout.strategy` is `InPlace`. With `false`,
+    /// the strategy has no effect. With `true`, the controller's service account needs more permissions, which the
+    /// chart's value `rollout.inPlace` adds, and the `guardrails` of this file must equal those of the replicas.
     pub(crate) in_place: bool,
-    /// Whether the controller also evicts pods, for the strategy `Restart`. Requires `inPlace: true`, and the
-    /// permission to `create` `pods/eviction`.
+    /// Whether the controller also evicts pods of profiles whose `rollout.strategy` is `Restart`. Requires
+    /// `inPlace: true`, and the permission to `create` `pods/eviction`.
     pub(crate) restart: bool,
     /// Secrets in the release's namespace with the credentials to pull new images.
     #[schemars(extend("expected" = "names of Secrets"))]
@@ -184,17 +187,17 @@ pub(crate) struct Rollouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct NamespacedRollouts {
-    /// The most disruptive rollout strategy of namespaced profiles, if `rollouts.inPlace` and `rollouts.restart` also
-    /// allow it. A more disruptive strategy in a profile acts as this one. With `OnCreate`, the controller does not
-    /// change running pods of namespaced profiles.
+    /// The most disruptive rollout strategy that namespaced profiles may use, if `rollouts.inPlace` and
+    /// `rollouts.restart` also allow it. If a profile has a more disruptive strategy, the controller uses this one
+    /// instead. With `OnCreate`, the controller does not change running pods of namespaced profiles.
     #[schemars(extend("expected" = "OnCreate, InPlace or Restart"))]
     pub(crate) strategy: RolloutStrategy,
-    /// The maximum number of pods that one namespaced profile upgrades or restarts at the same time. A higher
-    /// `maxUnavailable` in the profile is reduced to this number.
+    /// The maximum number of pods that a rollout of one namespaced profile upgrades or restarts at the same time. The
+    /// controller reduces a higher `maxUnavailable` in the profile to this number.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) max_unavailable: u32,
-    /// The maximum time for the upgrade of one pod, in seconds. A higher `podTimeoutSeconds` in the profile is reduced to
-    /// this time.
+    /// The maximum time for the upgrade of one pod, in seconds. The controller reduces a higher `podTimeoutSeconds` in
+    /// the profile to this time.
     #[schemars(extend("range" = [10, 86_400]))]
     pub(crate) pod_timeout_seconds: u32,
 }
@@ -209,8 +212,9 @@ impl Default for NamespacedRollouts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Audit {
-    /// Whether the audit writes a `Report` of `openreports.io` to each namespace with results. The cluster needs the CRD,
-    /// and the service account needs further permissions.
+    /// Whether the controller writes the results of the audit in each namespace as a `Report` of `openreports.io`. The
+    /// cluster needs the CRD, and the controller's service account needs permissions for Reports, which the chart's
+    /// value `audit.openReports` adds.
     pub(crate) open_reports: bool,
 }
 
@@ -218,8 +222,9 @@ pub(crate) struct Audit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct SafetyNet {
-    /// Whether the controller keeps the admission policy of the safety net, for profiles with `safetyNet: true`. The
-    /// service account needs a further permission.
+    /// Whether the controller maintains the admission policy of the safety net, for profiles with `safetyNet: true`.
+    /// The controller's service account needs permissions for this policy, which the chart's value `safetyNet.enabled`
+    /// adds.
     pub(crate) enabled: bool,
 }
 

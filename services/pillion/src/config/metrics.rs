@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct MetricLimits {
-    /// How many tenants (namespaces) have their own series. All others are counted together as `_other`.
+    /// The maximum number of tenants (namespaces) that have their own series. All other tenants are counted together as
+    /// `_other`.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_tenants: usize,
-    /// How many profiles have their own series. All others are counted together as `_other`.
+    /// The maximum number of profiles that have their own series. All other profiles are counted together as `_other`.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_profiles: usize,
 }

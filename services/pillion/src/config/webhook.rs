@@ -58,8 +58,9 @@ pub(crate) struct WebhookPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Namespaces {
-    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. Must equal `webhooks.optIn` of the
-    /// controller. The webhook uses them for the paths `/mutate` and `/validate`, which specify no failure mode.
+    /// Labels with which namespaces opt in, besides `pillion.dev/injection`. The list must equal `webhooks.optIn` of
+    /// the controller. The webhook uses the labels for the paths `/mutate` and `/validate`, which specify no failure
+    /// mode.
     #[schemars(extend("expected" = "`KEY=VALUE`, or `KEY=VALUE:MODE`"))]
     pub(crate) opt_in: Vec<String>,
 }
@@ -68,18 +69,18 @@ pub(crate) struct Namespaces {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Requests {
-    /// The maximum size of a request's body in bytes; a larger one is rejected with 413. A review of an update holds
-    /// two objects of up to 3 MiB.
+    /// The maximum size of a request's body in bytes. The replica rejects larger bodies with HTTP 413. A review of an
+    /// update contains two objects of up to 3 MiB each.
     #[schemars(extend("range" = ["1Mi", "64Mi"]))]
     pub(crate) max_body: Size,
-    /// The maximum size of the bodies of all concurrent requests in bytes; a request beyond that is rejected with 503.
-    /// Bodies above 128 KiB may use at most three quarters of this memory.
+    /// The maximum total size of the bodies of all concurrent requests in bytes. If a request would exceed it, the
+    /// replica rejects this request with HTTP 503. Bodies above 128 KiB may use at most three quarters of this memory.
     #[schemars(extend("range" = ["4Mi", "64Gi"]))]
     pub(crate) max_body_memory: Size,
     /// The maximum time from the end of a request's header to the end of its body.
     #[schemars(extend("range" = ["100ms", "30s"]))]
     pub(crate) body_timeout: Time,
-    /// How long a request waits for a namespace that is not cached yet, and for the lookups of profiles.
+    /// How long a request waits for a namespace that is not cached yet, and for the lookups of its profiles.
     #[schemars(extend("range" = ["10ms", "10s"]))]
     pub(crate) lookup_timeout: Time,
     /// The maximum time from a request's header to its response. The API server waits at most 30 s.
@@ -91,16 +92,17 @@ pub(crate) struct Requests {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Overload {
-    /// The maximum number of requests whose bodies have arrived and whose responses are pending. A further one is
-    /// rejected with 503.
+    /// The maximum number of requests whose bodies have arrived and whose responses are pending. The replica rejects
+    /// additional requests with HTTP 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_in_flight: usize,
-    /// The maximum number of requests whose bodies are still arriving. When another one arrives, the oldest of them is
-    /// rejected with 503.
+    /// The maximum number of requests whose bodies are still arriving. When an additional request arrives, the replica
+    /// rejects the oldest of these requests with HTTP 503.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished: usize,
-    /// The maximum number of requests from one client address whose bodies are still arriving. When another one
-    /// arrives, the oldest of that address is rejected with 503. All API servers may share one address.
+    /// The maximum number of requests from one client address whose bodies are still arriving. When an additional
+    /// request arrives from that address, the replica rejects the oldest of these requests with HTTP 503. All API
+    /// servers may share one address.
     #[schemars(extend("range" = [8, 100_000]))]
     pub(crate) max_unfinished_per_address: usize,
     /// The maximum number of queued requests with a body of at most 128 KiB.
@@ -115,20 +117,24 @@ pub(crate) struct Overload {
     /// The maximum number of queued requests of one namespace with a body above 128 KiB.
     #[schemars(extend("range" = [0, 10_000]))]
     pub(crate) max_queued_large_per_namespace: usize,
-    /// How many small requests per worker may be decided in order of arrival before further ones enter the fair queue.
+    /// The number of requests per worker that the replica decides in the order in which they arrive. Additional
+    /// requests wait in the fair queue. When the queue is empty, the replica counts from zero again. Requests with a
+    /// body above 128 KiB always wait in their own queue.
     #[schemars(extend("range" = [1, 1_000]))]
     pub(crate) unqueued_per_worker: usize,
-    /// The number of threads that decide requests. `null`: as many as the runtime has.
+    /// The number of queued requests with a body of at most 128 KiB that the replica decides at the same time. Half as
+    /// many additional threads, but at least one, decide requests with larger bodies. `null`: the number of worker
+    /// threads of the process.
     #[schemars(extend("range" = [1, 1_024]))]
     pub(crate) workers: Option<usize>,
-    /// The timeout of a caller that sends no `?timeout=`.
+    /// The timeout of a request whose URL has no parameter `timeout`.
     #[schemars(extend("range" = ["1s", "30s"]))]
     pub(crate) default_timeout: Time,
-    /// The maximum of `?timeout=`; a longer timeout is shortened to it.
+    /// The maximum timeout of a request. The replica reduces a longer `timeout` in the URL to this value.
     #[schemars(extend("range" = ["1s", "5m"]))]
     pub(crate) longest_timeout: Time,
-    /// A pending request fails this long before its caller's deadline, so that the response still arrives; at most a
-    /// fifth of the timeout.
+    /// The replica rejects a pending request this long before the end of the request's timeout, so that the response
+    /// still arrives. At most a fifth of the timeout.
     #[schemars(extend("range" = ["0s", "5s"]))]
     pub(crate) margin: Time,
 }
@@ -137,42 +143,43 @@ pub(crate) struct Overload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
-    /// The maximum number of connections. When another one arrives, a connection of the address with the most
-    /// connections is closed; if that is the address of the new connection, the new connection is closed.
+    /// The maximum number of connections. When an additional client connects, the replica closes a connection of the
+    /// address with the most connections. If that is the address of the new client, the replica closes the new
+    /// connection.
     #[schemars(extend("range" = [16, 1_000_000]))]
     pub(crate) max: usize,
-    /// The maximum number of concurrent TLS handshakes. Others wait, within `handshakeTimeout`.
+    /// The maximum number of concurrent TLS handshakes. Additional handshakes wait, within their `handshakeTimeout`.
     #[schemars(extend("range" = [1, 100_000]))]
     pub(crate) max_handshakes: usize,
     /// The maximum number of concurrent requests on one HTTP/2 connection.
     #[schemars(extend("range" = [1, 10_000]))]
     pub(crate) max_streams: u32,
-    /// The maximum time from the TCP connection to the end of the TLS handshake.
+    /// The maximum time from the start of a TCP connection to the end of its TLS handshake.
     #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) handshake_timeout: Time,
-    /// The maximum time from the first byte of a request's header to its last.
+    /// The maximum time from the first to the last byte of a request's header.
     #[schemars(extend("range" = ["100ms", "1m"]))]
     pub(crate) header_timeout: Time,
     /// How long a connection may be open without a request. It must exceed the API server's idle timeout of 90 s, so
     /// that the client closes first; otherwise a request could arrive at a connection that is being closed.
     #[schemars(extend("range" = ["91s", "1h"]))]
     pub(crate) idle_timeout: Time,
-    /// How long a response waits for its client to read it. A slow reader gets one more second for each 256 KiB.
+    /// How long a client may take to read a response, plus one second for each 256 KiB of the response.
     #[schemars(extend("range" = ["100ms", "5m"]))]
     pub(crate) response_timeout: Time,
-    /// The maximum size in bytes of the responses on one connection that wait for the client to read them. One
-    /// additional response may have any size.
+    /// The maximum total size in bytes of the responses on one connection that the client has not read yet. A single
+    /// response may be larger.
     #[schemars(extend("range" = ["64Ki", "1Gi"]))]
     pub(crate) max_pending_responses: Size,
     /// After this time, plus or minus a fifth, the replica asks the client to reconnect, so that newer replicas get
     /// their share of the load. `null`: never.
     #[schemars(extend("range" = ["10s", "24h"]))]
     pub(crate) max_age: Option<Time>,
-    /// The minimum time for which a terminating replica continues to accept connections, because clients still send
-    /// requests to it.
+    /// The minimum time for which a terminating replica continues to accept connections. Clients still send requests to
+    /// it during this time.
     #[schemars(extend("range" = ["0s", "10m"]))]
     pub(crate) drain_minimum: Time,
-    /// How long a terminating replica waits for connections to end. The API server keeps idle connections open for 90
+    /// How long a terminating replica waits for connections to close. The API server keeps idle connections open for 90
     /// s, so a shorter time cuts some of them off. The pod's `terminationGracePeriodSeconds` must be longer.
     #[schemars(extend("range" = ["0s", "1h"]))]
     pub(crate) drain_deadline: Time,
@@ -182,17 +189,19 @@ pub(crate) struct Connections {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Lookups {
-    /// How long a cached object is fresh. A change of the object may take effect with this delay.
+    /// How long a replica uses a cached object without requesting it again. A change of the object may take effect with
+    /// this delay.
     #[schemars(extend("range" = ["1s", "1h"]))]
     pub(crate) fresh_for: Time,
-    /// The maximum age of a cached object that is used while the API server is unavailable.
+    /// The maximum age of a cached object that a replica uses while the API server is unavailable.
     #[schemars(extend("range" = ["1s", "24h"]))]
     pub(crate) stale_for: Time,
-    /// The size of the cache in bytes.
+    /// The maximum size of the cache of looked-up objects in bytes.
     #[schemars(extend("range" = ["64Ki", "16Gi"]))]
     pub(crate) memory: Size,
-    /// The maximum number of lookups per second that the reviews from one client address may send to the API server;
-    /// further ones fail. Cached objects are not counted. All API servers may share one address.
+    /// The maximum number of lookups per second that a replica sends to the API server because of requests from one
+    /// client address. Additional lookups fail. Lookups that the cache answers are not counted. All API servers may
+    /// share one address.
     #[schemars(extend("range" = [1, 100_000]))]
     pub(crate) max_per_address: u32,
 }

@@ -30,12 +30,12 @@ pub(crate) struct ConvertArgs {
 enum ConvertCommand {
     /// Convert configurations of k8s-sidecar-injector (files, or keys of ConfigMaps) to profiles.
     ///
-    /// The profiles extend sidecar-config, which is in profiles/tumblr.
+    /// The profiles extend the shipped profile sidecar-config, which is in profiles/tumblr.
     Tumblr(TumblrArgs),
     /// Convert Instrumentation resources of the OpenTelemetry operator to profiles.
     ///
-    /// For each resource and language, a cluster profile extends the one in profiles/otel-*. A profile in the
-    /// resource's own namespace extends the cluster profile.
+    /// For each resource and language, the output has a cluster profile, which extends the shipped profile in
+    /// profiles/otel-*, and a profile in the resource's own namespace, which extends this cluster profile.
     Opentelemetry(OpentelemetryArgs),
     /// Convert configurations of morvencao's sidecar injector (files, or keys of ConfigMaps) to profiles.
     Morvencao(MorvencaoArgs),

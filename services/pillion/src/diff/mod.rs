@@ -46,8 +46,8 @@ pub(crate) struct DiffArgs {
     /// times.
     #[arg(short, long = "filename", value_name = "FILE", requires = "old")]
     files: Vec<PathBuf>,
-    /// The old profiles, for manifests; an empty folder contains none. Default: the profiles of --profile. May be given
-    /// several times.
+    /// The old profiles, if manifests are compared. An empty folder stands for no profiles. Default: the profiles of
+    /// --profile. May be given several times.
     #[arg(long, value_name = "PATH", requires = "files")]
     against: Vec<PathBuf>,
     /// The old manifests: files, folders, and "-" for standard input. Default: the manifests of --filename. May be given

@@ -54,7 +54,8 @@ pub(crate) struct ExplainArgs {
     /// A saved AdmissionReview to explain; "-" for standard input. Offline with --profile, else in the cluster.
     #[arg(long, value_name = "FILE")]
     review: Option<PathBuf>,
-    /// Profiles from files, in place of the cluster's: a file, or a folder of files. May be given several times.
+    /// Use profiles from files instead of the cluster's profiles: a file, or a folder of files. May be given several
+    /// times.
     #[arg(short, long = "profile", value_name = "PATH")]
     profiles: Vec<PathBuf>,
     /// Offline: the Namespace object, whose labels and annotations are used. Default: an opted-in namespace.

@@ -35,13 +35,13 @@ pub(crate) struct ExportArgs {
     /// the profile's `target`, only `operations` takes effect
     #[arg(long)]
     everywhere: bool,
-    /// A label with which namespaces opt in, besides `pillion.dev/injection`, as in `webhooks.optIn` of the
+    /// A label with which namespaces opt in, in addition to `pillion.dev/injection`, as in `webhooks.optIn` of the
     /// controller's policy. May be given several times. Of these labels, only the first one that a namespace has takes
     /// effect
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "everywhere")]
     opt_in: Vec<String>,
-    /// Print the policy of the safety net, which the controller keeps for cluster profiles with `safetyNet: true`, and
-    /// report the profiles that it cannot express
+    /// Print the policy of the safety net, which the controller manages for cluster profiles with `safetyNet: true`.
+    /// Also report the profiles that the policy cannot express
     #[arg(long, conflicts_with = "everywhere")]
     safety_net: bool,
 }

@@ -32,8 +32,8 @@ pub(super) struct ExportArgs {
     names: Vec<String>,
     #[command(flatten)]
     namespaces: NamespaceArgs,
-    /// The revision of each profile: promoted, newest, or the first digits of a stored one. They differ during a
-    /// rollout: the chosen workloads get the newest revision, and all others get the promoted one.
+    /// The revision of each profile: promoted, newest, or the first digits of a stored revision. During a rollout, the
+    /// chosen workloads get the newest revision, and all others get the promoted one. Otherwise, both are the same.
     #[arg(long, default_value = "promoted", value_name = "REVISION")]
     revision: String,
     /// The output format.

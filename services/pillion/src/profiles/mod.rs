@@ -33,8 +33,8 @@ enum ProfilesCommand {
     List(list::ListArgs),
     /// Print the published revisions of profiles, for commands without a cluster: pillion inject -p FILE
     ///
-    /// A revision contains everything that its profile extends, so the file needs no other profiles. These commands then
-    /// decide as the cluster does. pillion inject writes the same injection records.
+    /// A revision contains everything that its profile extends, so the file needs no other profiles. With this file,
+    /// pillion inject decides as the cluster does, and writes the same injection records.
     Export(export::ExportArgs),
     /// List the stored revisions of a profile, most recently published first.
     History(history::HistoryArgs),

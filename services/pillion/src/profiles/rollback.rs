@@ -30,8 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(super) struct RollbackArgs {
     #[command(flatten)]
     which: ProfileRef,
-    /// The revision; its first digits are enough. Default: the promoted revision, else the one before the published
-    /// revision.
+    /// The revision; its first digits are enough. Default: during a rollout, the promoted revision; otherwise the one
+    /// that was published before the current revision.
     #[arg(long, value_name = "REVISION")]
     to: Option<String>,
     /// End a rollback: the last accepted revision is published again.

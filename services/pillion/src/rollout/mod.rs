@@ -59,20 +59,21 @@ pub(crate) struct RolloutArgs {
     /// Restart the workloads, or upgrade their pods. Without --apply nothing is changed.
     #[arg(long)]
     apply: bool,
-    /// Upgrade pods in place where that is possible, instead of restarting their workloads. It is possible if revisions
-    /// differ only in images and in CPU and memory of injected containers. Pods are changed one after the other, and a
-    /// pod whose containers do not become ready is changed back.
+    /// Upgrade pods in place where possible, instead of restarting their workloads. This is possible if revisions
+    /// differ only in the images, the CPU and the memory of injected containers. Pods are changed one after the other,
+    /// and a pod whose containers do not become ready is changed back.
     #[arg(long)]
     in_place: bool,
-    /// Select workloads with pods in this state: pods that lack a profile, have an older revision, or have a profile
-    /// that no longer matches them. May be given several times.
+    /// Select workloads with pods in this state: `missing` (they lack a profile), `outdated` (they have an older
+    /// revision) or `orphaned` (they have a profile that no longer matches them). May be given several times.
     #[arg(long = "only", value_enum, value_name = "STATE", default_values_t = [StaleState::Missing, StaleState::Outdated])]
     states: Vec<StaleState>,
     /// The maximum number of workloads that are restarted or upgraded at the same time.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     max_unavailable_workloads: NonZeroUsize,
-    /// The timeout for one workload: until its disruption budgets allow the restart, and until its new pods are
-    /// available. With --in-place, it applies to each pod. After a timeout, no further workload begins.
+    /// How long to wait for one workload: until its disruption budgets allow the restart, and its new pods are
+    /// available. With --in-place, the timeout applies to each pod. After a timeout, no restart of another workload
+    /// begins.
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     timeout: Time,
     /// The output format.

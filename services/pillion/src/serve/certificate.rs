@@ -37,13 +37,13 @@ pub(crate) const POLL: Duration = Duration::from_secs(10);
 /// Arguments for the serving certificate.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertificateArgs {
-    /// The Secret with the serving certificate, as the controller writes it. It is watched: a new certificate is served
-    /// within a second. An invalid certificate is ignored.
+    /// The Secret with the serving certificate, as the controller writes it. The replica watches the Secret, serves a
+    /// new certificate within a second, and ignores an invalid one.
     #[arg(long, value_name = "[NAMESPACE/]NAME", env = "PILLION_SERVING_SECRET", value_parser = secret_name)]
     #[arg(required_unless_present_any = ["check_config", "tls_cert", "tls_key"], conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) serving_secret: Option<SecretName>,
-    /// A name that the certificate in the Secret must have. May be given several times, and with commas. Default for a
-    /// Secret RELEASE-serving: RELEASE.NAMESPACE.svc, the name that API servers call.
+    /// A name that the certificate in the Secret must have. To give several names, repeat the flag or separate the
+    /// names with commas. Default for a Secret RELEASE-serving: RELEASE.NAMESPACE.svc, the name that API servers call.
     #[arg(long = "server-name", value_name = "NAME", env = "PILLION_SERVER_NAME", value_delimiter = ',')]
     #[arg(requires = "serving_secret", conflicts_with_all = ["tls_cert", "tls_key"])]
     pub(crate) server_names: Vec<String>,
@@ -335,13 +335,13 @@ async fn read(certificate: &Path, key: &Path) -> anyhow::Result<Contents> {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ClientArgs {
     /// PEM file of CAs. The webhook then accepts only clients with a certificate of one of these CAs. API servers must
-    /// be configured to send such a certificate (docs/certificates.md). Reloaded when it changes. Default: all clients
-    /// are accepted.
+    /// be configured to send such a certificate (docs/certificates.md). Reloaded when it changes. Default: the webhook
+    /// accepts all clients.
     #[arg(long, value_name = "FILE", env = "PILLION_CLIENT_CA")]
     pub(crate) client_ca: Option<PathBuf>,
     /// Accept only clients whose certificate has this name: the common name of its subject, or a DNS name, URI or
-    /// e-mail address among its alternative names. May be given several times, and with commas. Requires --client-ca.
-    /// Default: any name.
+    /// e-mail address among its alternative names. To give several names, repeat the flag or separate the names with
+    /// commas. Requires --client-ca. Default: any name.
     #[arg(long, value_name = "NAME", env = "PILLION_CLIENT_NAME", value_delimiter = ',')]
     pub(crate) client_name: Vec<String>,
 }

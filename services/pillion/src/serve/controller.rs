@@ -45,14 +45,14 @@ pub(crate) struct ControllerArgs {
     /// each pod.
     #[arg(long, value_name = "NAME", env = "PILLION_IDENTITY")]
     pub(crate) identity: Option<String>,
-    /// Address of the trust probe, over TLS. By calling it, API servers prove that they trust the newest CA.
+    /// The address and port of the trust probe, over TLS. API servers call it to prove that they trust the newest CA.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_TRUST_PROBE_LISTEN")]
     pub(crate) trust_probe_listen: SocketAddr,
     /// IP address at which API servers reach this process, such as the pod's. Default: the address of
     /// --trust-probe-listen.
     #[arg(long, value_name = "ADDRESS", env = "PILLION_POD_IP")]
     pub(crate) pod_ip: Option<IpAddr>,
-    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP.
+    /// The address and port for /livez, /readyz and /metrics, over plain HTTP.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
     #[command(flatten)]

@@ -57,10 +57,10 @@ pub(crate) struct DevArgs {
     /// else the folder profiles, else a sample profile that adds an nginx sidecar.
     #[arg(short, long = "profile", value_name = "PATH")]
     pub(crate) profiles: Vec<PathBuf>,
-    /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
+    /// The address and port for admission reviews, over TLS. With port 0, the system chooses a port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8443")]
     pub(crate) listen: SocketAddr,
-    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP. On a loopback address, / serves the
+    /// The address and port for /livez, /readyz and /metrics, over plain HTTP. On a loopback address, / serves the
     /// playground.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9090")]
     pub(crate) metrics_listen: SocketAddr,
@@ -71,7 +71,8 @@ pub(crate) struct DevArgs {
     /// A file with more namespaces: Namespace objects with labels and annotations, or a map such as {shop: required}.
     #[arg(long, value_name = "FILE")]
     pub(crate) namespace_file: Option<PathBuf>,
-    /// Folder for the CA certificate and the samples. Default: a temporary folder, which is removed at the end.
+    /// The folder for the CA certificate and the samples. Default: a temporary folder, which the command removes when
+    /// it ends.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
     #[command(flatten)]

@@ -51,18 +51,18 @@ pub(crate) struct WebhookArgs {
     pub(crate) kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) certificate: CertificateArgs,
-    /// Address of the port for admission reviews, over TLS. Port 0: the system chooses one.
+    /// The address and port for admission reviews, over TLS. With port 0, the system chooses a port.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", env = "PILLION_LISTEN")]
     pub(crate) listen: SocketAddr,
-    /// Address of the port for /livez, /readyz and /metrics, over plain HTTP.
+    /// The address and port for /livez, /readyz and /metrics, over plain HTTP.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9090", env = "PILLION_METRICS_LISTEN")]
     pub(crate) metrics_listen: SocketAddr,
     /// Namespace and name of this replica's release. The release's ConfigMap is the kill switch. Without this flag,
     /// there is no kill switch.
     #[arg(long, value_name = "NAMESPACE/NAME", env = "PILLION_RELEASE", value_parser = args::release)]
     pub(crate) release: Option<Release>,
-    /// The source of profiles: the revisions that the controller publishes or, without a controller, the stored
-    /// profiles.
+    /// The source of profiles. revisions: the revisions that the controller publishes. profiles: the stored profiles,
+    /// for installations without a controller.
     #[arg(long, value_enum, default_value_t = ProfileSource::Profiles, value_name = "SOURCE", env = "PILLION_PROFILES_FROM")]
     pub(crate) profiles_from: ProfileSource,
     #[command(flatten)]

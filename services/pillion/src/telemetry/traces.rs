@@ -55,10 +55,11 @@ impl TraceArgs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Traces {
-    /// The share of requests that are traced, unless the API server has already decided.
+    /// The share of the requests that are traced. If the API server has decided whether to trace a request, its
+    /// decision applies instead.
     #[schemars(extend("range" = [0, 1]))]
     pub(crate) ratio: f64,
-    /// How many failed or denied requests per second are traced although they were not sampled.
+    /// The maximum number of failed or denied requests per second that are traced although they were not sampled.
     #[schemars(extend("range" = [0, 1_000]))]
     pub(crate) errors_per_second: u32,
 }

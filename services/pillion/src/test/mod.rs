@@ -23,14 +23,14 @@ use crate::output;
 /// Arguments of `pillion test`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Folders of profiles, folders that contain such folders, or single files of cases.
+    /// Folders of profiles, folders that contain such folders, or single files of test cases.
     #[arg(value_name = "PATH", default_value = "profiles")]
     paths: Vec<PathBuf>,
     /// Run only test cases whose name contains this text, ignoring case.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Write actual results into failing test cases: replaces `result`, and adds it to cases without expectations. Then
-    /// the cases are run. Review the changes before you keep them.
+    /// Write the actual results into failing test cases: replace `result`, or add it to test cases without
+    /// expectations. Then run the test cases. Review the changes before you keep them.
     #[arg(long)]
     update: bool,
     /// The output format.
