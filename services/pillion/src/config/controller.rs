@@ -91,7 +91,7 @@ pub(crate) struct Certificates {
     /// How long a CA certificate is valid.
     #[schemars(extend("range" = ["10s", "87600h"]))]
     pub(crate) ca_lifetime: Time,
-    /// How long a serving certificate is valid. The controller renews it after half of this time.
+    /// How long a serving certificate is valid. The controller renews it after 45 to 50 percent of this time.
     #[schemars(extend("range" = ["5s", "8760h"]))]
     pub(crate) serving_lifetime: Time,
     /// The age of a CA at which the controller creates the next CA.

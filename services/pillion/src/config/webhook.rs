@@ -74,7 +74,8 @@ pub(crate) struct Requests {
     #[schemars(extend("range" = ["1Mi", "64Mi"]))]
     pub(crate) max_body: Size,
     /// The maximum total size of the bodies of all concurrent requests in bytes. If a request would exceed it, the
-    /// replica rejects this request with HTTP 503. Bodies above 128 KiB may use at most three quarters of this memory.
+    /// replica rejects older requests whose bodies are still arriving with HTTP 503, or this request if these do not
+    /// hold enough memory. Bodies above 128 KiB may use at most three quarters of this memory.
     #[schemars(extend("range" = ["4Mi", "64Gi"]))]
     pub(crate) max_body_memory: Size,
     /// The maximum time from the end of a request's header to the end of its body.
@@ -143,9 +144,9 @@ pub(crate) struct Overload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Connections {
-    /// The maximum number of connections. When an additional client connects, the replica closes a connection of the
-    /// address with the most connections. If that is the address of the new client, the replica closes the new
-    /// connection.
+    /// The maximum number of connections. When an additional client connects, the replica closes one connection:
+    /// usually one of the address with the most connections, if that address has at least two more than the address
+    /// of the new client, and otherwise the new one.
     #[schemars(extend("range" = [16, 1_000_000]))]
     pub(crate) max: usize,
     /// The maximum number of concurrent TLS handshakes. Additional handshakes wait, within their `handshakeTimeout`.

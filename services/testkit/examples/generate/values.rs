@@ -24,7 +24,8 @@ pub(crate) fn table(text: &str) -> Result<String> {
     for (row, description) in rows {
         let value = values.pointer(&format!("/{}", row.replace('.', "/")));
         let value = value.with_context(|| format!("values.yaml describes {row}, which is not a value"))?;
-        writeln!(table, "| `{row}` | `{value}` | {} |", description.replace('|', "\\|"))?;
+        let default = value.to_string().replace('|', "\\|");
+        writeln!(table, "| `{row}` | `{default}` | {} |", description.replace('|', "\\|"))?;
     }
     Ok(table)
 }
