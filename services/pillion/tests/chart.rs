@@ -221,9 +221,6 @@ fn pods_are_restricted_and_spread() {
         let webhook = &named(&objects, "Deployment", "pillion-webhook")["spec"];
         // The default of connections.drainDeadline is 100 s.
         assert!(webhook["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 100);
-        for constraint in webhook["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap() {
-            assert_eq!(constraint["labelSelector"]["matchLabels"], webhook["selector"]["matchLabels"], "{constraint}");
-        }
         if set == "everything" {
             for kind in ["ServiceAccount", "Deployment"] {
                 let object = named(&objects, kind, "pillion-webhook");
@@ -245,6 +242,16 @@ fn pods_are_restricted_and_spread() {
             let selected =
                 |selector: &Json| selector.as_object().unwrap().iter().all(|(key, value)| labels[key] == *value);
             assert!(selected(&deployment["selector"]["matchLabels"]));
+            let constraints = deployment["template"]["spec"]["topologySpreadConstraints"].as_array().unwrap();
+            for constraint in constraints {
+                assert_eq!(
+                    constraint["labelSelector"]["matchLabels"], deployment["selector"]["matchLabels"],
+                    "{name}: {constraint}"
+                );
+            }
+            let is_by_node = |constraint: &&Json| constraint["topologyKey"] == "kubernetes.io/hostname";
+            let by_node = constraints.iter().filter(is_by_node).count();
+            assert_eq!(by_node, 1, "{set}: the pods of {name} are spread over nodes");
             let budget = named(&objects, "PodDisruptionBudget", &name);
             assert!(selected(&budget["spec"]["selector"]["matchLabels"]));
         }

@@ -129,6 +129,19 @@ fn ci_runs_documented_test_command() {
     }
 }
 
+#[test]
+fn workflow_runs_tests_and_audit() {
+    let workflow = fs::read_to_string(root().join(".github/workflows/test.yaml")).unwrap();
+    let workflow: serde_json::Value = serde_saphyr::from_str(&workflow).unwrap();
+    let steps = workflow["jobs"]["test"]["steps"].as_array().unwrap();
+    let commands: Vec<_> = steps.iter().filter_map(|step| step["run"].as_str()).collect();
+    assert_eq!(commands, ["./justw test", "./justw audit"]);
+    let recipe = fs::read_to_string(root().join("justfile")).unwrap();
+    let (_, recipe) = recipe.split_once("\naudit:\n").unwrap();
+    let command = recipe.lines().next().unwrap();
+    assert!(command.ends_with("cargo deny --locked check"), "{command:?} does not run all checks, with advisories");
+}
+
 /// Compares the README and `deploy/quickstart` with `docs/quickstart.md`, whose commands other tests run.
 #[test]
 fn readme_quickstart_has_commands_of_page() {

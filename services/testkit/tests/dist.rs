@@ -140,6 +140,27 @@ fn dist_is_complete_and_reproducible() {
     }
 }
 
+/// The chart in the repository has an image without a registry. `dist.sh` replaces it in the chart of a release.
+#[test]
+fn release_chart_names_published_image() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let workflow: Value = serde_saphyr::from_str(&read(".github/workflows/release.yaml")).unwrap();
+    let registry = workflow["env"]["REGISTRY"].as_str().unwrap();
+    assert!(registry.starts_with("ghcr.io/"), "{registry}");
+    let steps = workflow["jobs"]["release"]["steps"].as_array().unwrap();
+    let command = |recipe: &str| {
+        let mut commands = steps.iter().filter_map(|step| step["run"].as_str());
+        commands.find(|command| command.starts_with(&format!("./justw {recipe} "))).unwrap()
+    };
+    let (dist, publish) = (command("dist"), command("publish"));
+    assert!(dist.ends_with(" --repository \"$REGISTRY/pillion\""), "{dist}");
+    assert!(publish.starts_with("./justw publish \"$REGISTRY\""), "{publish}");
+    assert!(read("justfile").contains("    image=$registry/pillion "), "`just publish` pushes another image");
+    // `dist.sh` replaces this line, and fails without it.
+    let values = read("charts/pillion/values.yaml");
+    assert_eq!(values.lines().filter(|line| *line == "  repository: pillion").count(), 1);
+}
+
 /// Returns each part of `text` that follows `before`, up to the next `after`.
 fn between<'t>(text: &'t str, before: &str, after: &str) -> Vec<&'t str> {
     text.split(before).skip(1).filter_map(|rest| Some(rest.split_once(after)?.0)).collect()

@@ -385,3 +385,6 @@ pub(super) async fn judge_whole(auditor: &mut Auditor, reads: &Reads, pod: &Owne
 pub(super) fn now() -> i64 {
     Timestamp::now().as_second()
 }
+
+#[cfg(test)]
+mod tests;

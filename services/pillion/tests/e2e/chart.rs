@@ -13,6 +13,9 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use pillion_api::names::{
+    ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLBACK_TO_ANNOTATION, ROLLOUT_ANNOTATION,
+};
 use pillion_testkit::control_plane::client_of;
 use pillion_testkit::namespace::replica_address;
 use pillion_testkit::registration::NAMESPACE;
@@ -282,6 +285,10 @@ metadata: {name: own, namespace: team-a}
 spec: {activation: Always, template: {metadata: {annotations: {example.com/a: b}}}}
 ";
 
+/// The annotations of a profile that change what pods get.
+const STEERING_ANNOTATIONS: [&str; 4] =
+    [ROLLBACK_TO_ANNOTATION, ROLLBACK_FROM_ANNOTATION, ROLLBACK_TIME_ANNOTATION, ROLLOUT_ANNOTATION];
+
 #[test]
 fn pod_creators_may_edit_namespaced_profiles() {
     isolated(|| async {
@@ -306,11 +313,36 @@ fn pod_creators_may_edit_namespaced_profiles() {
             Ok(())
         })
         .await?;
+
+        // The same users cannot publish an earlier revision, end a rollback, or steer a rollout.
+        let annotate = async |key: &str, value: Option<&str>| {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
+            profiles.patch("own", &PatchParams { dry_run: true, ..PatchParams::default() }, &patch).await
+        };
+        control_plane.apply_yaml(PROFILE).await?;
+        annotate("example.com/owner", Some("tenant")).await?;
+        for key in STEERING_ANNOTATIONS {
+            let set = annotate(key, Some("x")).await.err().with_context(|| format!("{key} was set"))?.to_string();
+            ensure!(set.contains("may store one there, roll it back or steer its rollout"), "{key}: {set}");
+            control_plane
+                .kubectl_ok(&["annotate", "injectionprofile", "own", "-n", "team-a", &format!("{key}=x")])
+                .await?;
+            ensure!(annotate(key, Some("y")).await.is_err(), "{key} was changed");
+            ensure!(annotate(key, None).await.is_err(), "{key} was removed");
+            annotate("example.com/owner", Some("tenant")).await?;
+        }
+
         control_plane
             .kubectl_ok(&["create", "role", "pods", "-n", "team-a", "--verb=create", "--resource=pods"])
             .await?;
         control_plane.kubectl_ok(&[&bind[..], &["pods", "--role=pods"]].concat()).await?;
-        eventually(SOON, "the role is active", async || Ok(profiles.create(&parameters, &profile).await.map(drop)?))
-            .await
+        eventually(SOON, "the role is active", async || Ok(annotate(STEERING_ANNOTATIONS[0], None).await.map(drop)?))
+            .await?;
+        for key in STEERING_ANNOTATIONS {
+            annotate(key, Some("y")).await?;
+        }
+        control_plane.kubectl_ok(&["delete", "injectionprofile", "own", "-n", "team-a"]).await?;
+        profiles.create(&parameters, &profile).await?;
+        Ok(())
     });
 }

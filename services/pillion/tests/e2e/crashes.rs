@@ -127,6 +127,11 @@ impl ReplicaFault {
         Ok(Self { kind: FaultKind::Silent, at, effective, recovered })
     }
 
+    /// Whether a pod was sent during the outage.
+    fn includes(&self, created: &Creation) -> bool {
+        (self.at..=self.recovered).contains(&created.sent)
+    }
+
     fn effect<'o>(&'o self, results: &'o LoadResults) -> FaultEffect<'o> {
         let met = |created: &&Creation| self.at <= created.sent + created.took && created.sent <= self.recovered;
         FaultEffect { fault: self, lost: results.lost().into_iter().filter(met).collect() }
@@ -246,6 +251,10 @@ fn silent_node_costs_its_share_of_calls() {
         print_figures(&format!("  {effect}"));
         effect.check()?;
         ensure!(effect.lost.len() == results.lost().len(), "{effect}");
+        // The silent replica gets a third of the calls. The other replicas answer theirs.
+        let lost = effect.lost.iter().filter(|created| fault.includes(created)).count();
+        let sent = results.all.iter().filter(|created| fault.includes(created)).count();
+        ensure!(0 < lost && lost <= sent / 2, "{lost} of {sent} pods were lost during the outage; {effect}");
         Ok(())
     });
 }

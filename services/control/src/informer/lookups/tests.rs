@@ -54,6 +54,16 @@ fn account(name: &str) -> Wanted {
     Wanted { namespace: "shop".into(), service_account: Some(name.into()), ..Wanted::default() }
 }
 
+fn config_map(name: &str) -> Query {
+    Query {
+        group: "".into(),
+        version: "v1".into(),
+        resource: "configmaps".into(),
+        namespace: "shop".into(),
+        which: Asked::Named(name.into()),
+    }
+}
+
 fn name_of(answer: &ObjectAnswer) -> Option<String> {
     match answer {
         Answer::Found(object) => object.root().at(&["metadata", "name"])?.as_str().map(Into::into),
@@ -110,14 +120,7 @@ impl<T> Ending for Answer<T> {
 #[tokio::test(start_paused = true)]
 async fn lookups_of_review_share_one_deadline() {
     let world = TestLookups::new(|_| std::future::pending());
-    let query = |name: &str| Query {
-        group: "".into(),
-        version: "v1".into(),
-        resource: "configmaps".into(),
-        namespace: "shop".into(),
-        which: Asked::Named(name.into()),
-    };
-    let objects = (0..40).map(|number| query(&format!("c{number}"))).collect();
+    let objects = (0..40).map(|number| config_map(&format!("c{number}"))).collect();
     let began = Instant::now();
     let looked_up = world.lookups.get(Wanted { objects, ..account("web") }).await;
     assert!(began.elapsed() <= ANSWER_LIMIT + Duration::from_millis(10), "{:?}", began.elapsed());
@@ -125,6 +128,35 @@ async fn lookups_of_review_share_one_deadline() {
     assert_eq!(looked_up.objects.len(), 40);
     assert!(looked_up.objects.iter().all(|(_, answer)| answer.ending() == "failed"));
     assert_eq!(looked_up.owners.ending(), "not asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn client_rate_limit_spares_other_clients() {
+    let world = TestLookups::new(|_| std::future::ready(Ok(None)));
+    let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let mut endings = Vec::new();
+    for number in 0..300 {
+        let looked_up = world.lookups.get_for(account(&format!("a{number}")), greedy).await;
+        endings.push(looked_up.service_account.ending());
+    }
+    let per_second = LookupSettings::default().a_second_per_client as usize;
+    assert_eq!((per_second, world.requests().len()), (200, 200));
+    assert!(endings[..200].iter().all(|ending| *ending == "missing"), "{endings:?}");
+    assert!(endings[200..].iter().all(|ending| *ending == "failed"), "{endings:?}");
+    assert_eq!(world.accounts(LookupResult::Refused), 100);
+
+    // The limit applies to all objects of a review.
+    let object = json!({"metadata": {"ownerReferences": [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "backup-1", "uid": "j", "controller": true}]}});
+    let wanted =
+        || Wanted { owners: Some(chain_of(&object)), objects: vec![config_map("settings")], ..account("a250") };
+    let endings = |looked_up: &LookedUp| {
+        (looked_up.service_account.ending(), looked_up.owners.ending(), looked_up.objects[0].1.ending())
+    };
+    assert_eq!(endings(&world.lookups.get_for(wanted(), greedy).await), ("failed", "failed", "failed"));
+    assert!(world.requests().is_empty());
+    assert_eq!(endings(&world.lookups.get_for(wanted(), other).await), ("missing", "found", "missing"));
+    assert_eq!(world.requests().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
