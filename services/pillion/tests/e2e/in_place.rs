@@ -660,6 +660,15 @@ impl Shop {
     }
 }
 
+/// Starts a leader that ends after the next number of writes. The leader after the last number does not end.
+fn next_leader(client: &Client, ends: &mut impl Iterator<Item = usize>) -> Result<(DropGuard, CancellationToken)> {
+    let (writer, dead) = match ends.next() {
+        Some(writes) => dying_client(client, writes),
+        None => (client.clone(), CancellationToken::new()),
+    };
+    Ok((lead(client, writer)?, dead))
+}
+
 #[test]
 fn pods_are_evicted_in_shares_of_workloads() {
     Isolation::new().with_crds().time_limit(Duration::from_mins(8)).run(|| async {
@@ -691,25 +700,13 @@ fn pods_are_evicted_in_shares_of_workloads() {
         // writes of the status or after evictions.
         drop(first_leader);
         let mut ends = LEADERS_END_AFTER.into_iter();
-        let (writer, mut dead) = dying_client(&client, ends.next().context("a number")?);
-        let mut leader = lead(&client, writer)?;
+        let (mut leader, mut dead) = next_leader(&client, &mut ends)?;
         control_plane.apply_yaml(&profile_with_version("2", &rollout)?).await?;
         let mut seen = old.clone();
         let (mut least_ready, mut in_first_step) = (usize::MAX, 0);
         shop.wait_for("the rollout is complete", async || {
             if dead.is_cancelled() {
-                let writer = match ends.next() {
-                    Some(writes) => {
-                        let (writer, next) = dying_client(&client, writes);
-                        dead = next;
-                        writer
-                    }
-                    None => {
-                        dead = CancellationToken::new();
-                        client.clone()
-                    }
-                };
-                leader = lead(&client, writer)?;
+                (leader, dead) = next_leader(&client, &mut ends)?;
             }
             let pods = shop.pods().await?;
             seen.extend(uids(&pods));
