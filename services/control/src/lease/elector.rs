@@ -464,72 +464,7 @@ async fn sleep_with_jitter(retry: Duration, stop: &CancellationToken) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use http::{Method, StatusCode};
-    use kube::client::Body;
-    use serde_json::{Value, json};
-
     use super::*;
-    use crate::release::DEFAULT_CLUSTER_DOMAIN;
-
-    /// Creates a fake API server that stores one Lease. It fails all requests while `is_available` is false.
-    fn api_server(is_available: Arc<AtomicBool>) -> Client {
-        let stored = Arc::new(Mutex::new(None::<Value>));
-        let service = tower::service_fn(move |request: http::Request<Body>| {
-            let (stored, is_available) = (Arc::clone(&stored), is_available.load(Ordering::SeqCst));
-            async move {
-                let failed =
-                    |code: StatusCode| (code, json!({"kind": "Status", "status": "Failure", "code": code.as_u16()}));
-                let is_read = request.method() == Method::GET;
-                let sent = request.into_body().collect_bytes().await.unwrap();
-                let mut stored = stored.lock().unwrap();
-                let (code, content) = if is_available {
-                    if !is_read {
-                        *stored = Some(serde_json::from_slice(&sent).unwrap());
-                    }
-                    stored.clone().map_or_else(|| failed(StatusCode::NOT_FOUND), |lease| (StatusCode::OK, lease))
-                } else {
-                    failed(StatusCode::SERVICE_UNAVAILABLE)
-                };
-                http::Response::builder().status(code).body(Body::from(content.to_string().into_bytes()))
-            }
-        });
-        Client::new(service, "default")
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn short_terms_begin_after_growing_pauses() {
-        let is_available = Arc::new(AtomicBool::new(true));
-        let release = Release::new("pillion", "pillion-system", DEFAULT_CLUSTER_DOMAIN).unwrap();
-        let (client, settings) = (api_server(Arc::clone(&is_available)), Settings::default());
-        let elector = Elector::new(client, &release, "pillion-0", settings, LeaseMetrics::default()).unwrap();
-        let (stop, terms) = (CancellationToken::new(), Arc::new(Mutex::new(Vec::new())));
-        let lead = |claim: Claim| {
-            let (is_available, stop, terms) = (Arc::clone(&is_available), stop.clone(), Arc::clone(&terms));
-            async move {
-                // The leader's requests overload the API server until the term ends.
-                let began = Instant::now();
-                is_available.store(false, Ordering::SeqCst);
-                claim.stop().cancelled().await;
-                is_available.store(true, Ordering::SeqCst);
-                let mut terms = terms.lock().unwrap();
-                terms.push((began, Instant::now()));
-                if terms.len() == 4 {
-                    stop.cancel();
-                }
-            }
-        };
-        timeout(Duration::from_mins(5), elector.run(stop.clone(), lead)).await.unwrap();
-        let terms = terms.lock().unwrap();
-        let pauses: Vec<_> = terms.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
-        // A random part of up to half of each pause is left out.
-        for (pause, longest) in pauses.iter().zip([4, 8, 16].map(Duration::from_secs)) {
-            let expected = longest / 2..=longest + Duration::from_millis(100);
-            assert!(expected.contains(pause), "{pauses:?}: {pause:?} instead of {expected:?}");
-        }
-        assert_eq!(pauses.len(), 3);
-    }
 
     #[test]
     fn pause_grows_after_short_terms() {

@@ -23,20 +23,17 @@ enum Form {
     Value,
 }
 
-/// The number of steps per byte for parsing YAML.
-const YAML_STEPS: usize = 4;
-
 impl Kind {
     /// Returns the number of steps for parsing a string and checking its value.
     pub(super) fn text_steps(&self, text: &str) -> usize {
         let bytes = text.len();
-        let parsing = match (self.type_, self.format) {
-            (ParameterType::List | ParameterType::Map | ParameterType::Object, TextFormat::Yaml) => YAML_STEPS * bytes,
-            (ParameterType::List | ParameterType::Map | ParameterType::Object, _) => bytes,
-            _ => bytes / Meter::BYTES,
-        };
         // Each value in the string is followed by one of these characters, or by the end.
         let values = 1 + text.bytes().filter(|byte| matches!(byte, b',' | b'\n')).count();
+        let parsing = match (self.type_, self.format) {
+            (ParameterType::List | ParameterType::Map | ParameterType::Object, TextFormat::Yaml) => bytes + 8 * values,
+            (ParameterType::List | ParameterType::Map | ParameterType::Object, _) => bytes / 4 + 2 * values,
+            _ => bytes / Meter::BYTES,
+        };
         parsing.saturating_add(self.check_steps(values, bytes))
     }
 
