@@ -130,6 +130,7 @@ impl Service {
         let snapshot = &self.admission.snapshot.load();
         let mut results = LookupResults::default();
         loop {
+            // There is no `await` while the request holds the permit, because the permit measures the decision.
             let mut resolve = context.span.resolve();
             let lookup = match self.admission.next(context, snapshot, &review, &mut results, &mut resolve)? {
                 Next::Respond(response) => return Ok(response),
@@ -162,16 +163,14 @@ impl Service {
                 let (service, context) = (Arc::clone(self), context.clone());
                 let (snapshot, body) = (Arc::clone(&snapshot), Arc::clone(&body));
                 move || {
-                    // The permit and the body's memory are released when the work is done, even if the caller no longer
-                    // waits.
-                    let _permit = permit;
+                    // The body's memory is released when the work is done, even if the caller no longer waits.
                     let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
                     context.span.review(&review);
                     let next = service.admission.next(&context, &snapshot, &review, &mut results, &mut resolve)?;
                     Ok::<_, Refusal>((next, results, resolve))
                 }
             };
-            let done = self.overload.offload(work).await;
+            let done = self.overload.offload(permit, work).await;
             let (next, new_results, resolve) = done.unwrap_or_else(|panic| Err(Refusal::from_panic(&*panic)))?;
             results = new_results;
             match next {

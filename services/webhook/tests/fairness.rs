@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::support::{App, Running, ask, opted_in_snapshot, post, review};
+use crate::support::{App, Running, ask, post, review};
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use nix::time::ClockId;
 use nix::unistd::{Pid, gettid};
 use pillion_api::names::FailureMode;
-use pillion_engine::snapshot::Namespace;
+use pillion_engine::profile::{ProfileName, compile};
+use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
 use pillion_webhook::overload::OverloadSettings;
 use pillion_webhook::serve::ServerSettings;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -43,6 +44,10 @@ const PHASE: Duration = Duration::from_millis(1500);
 /// first. The typical result is five. On a busy machine it is ten: after the quiet tenant's client has read the
 /// counter, it may wait for a core before it writes its request.
 const OVERTAKEN: f64 = 16.0;
+/// As [`OVERTAKEN`], for requests of the noisy tenant whose decisions take milliseconds.
+const OVERTAKEN_BY_COSTLY: f64 = 5.0;
+/// The minimum ratio between the processor times of a costly request and of a quiet tenant's request.
+const COSTLY: u32 = 10;
 /// How long the server's thread may wait for a core each time it wakes under a low load. If it waits longer, measured
 /// times are meaningless. The kernel wakes a thread within microseconds, but waiting for another thread takes
 /// milliseconds.
@@ -60,6 +65,27 @@ fn profile() -> Value {
             {"name": "most", "expression": "variables.ten.map(a, variables.hundred.map(b, a * 100 + b)).flatten().size()"},
         ],
         "template": {"metadata": {"annotations": {"example.com/count": "${string(variables.most)}"}}},
+    })
+}
+
+/// Returns profiles that use up the steps that all profiles of a namespace may use for one request.
+fn costly_profiles() -> Vec<Value> {
+    let numbers = "lists.range(1000).map(a, lists.range(1000).map(b, a * b).sum()).sum()";
+    let template = json!({"metadata": {"annotations": {"example.com/sum": format!("${{string({numbers})}}")}}});
+    vec![json!({"activation": "Always", "template": template}); 4]
+}
+
+/// Returns a snapshot with all tenants, [`profile`] for all of them, and further profiles of the noisy tenant.
+fn snapshot(noisy: &[Value]) -> Snapshot {
+    let compiled = |name: &ProfileName, spec: &Value| {
+        Arc::new(compile(name, &serde_json::from_value(spec.clone()).unwrap()).unwrap())
+    };
+    let own = noisy.iter().enumerate();
+    let own = own.map(|(number, spec)| compiled(&ProfileName::namespaced(NOISY, format!("own-{number}")), spec));
+    let profiles = ProfileSet::new(own.chain([compiled(&ProfileName::cluster("profile"), &profile())]));
+    let names = (0..QUIET).map(|tenant| format!("quiet-{tenant}")).chain([NOISY.to_owned()]);
+    names.fold(Snapshot::new(profiles), |snapshot, name| {
+        snapshot.with_namespace(&name, Some(Namespace::opted_in(FailureMode::Enabled)))
     })
 }
 
@@ -113,7 +139,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(overload: OverloadSettings) -> Self {
+    fn start(overload: OverloadSettings, snapshot: Snapshot) -> Self {
         let worker = Arc::new(OnceLock::new());
         let thread = Arc::clone(&worker);
         // The runtime starts its worker first. Later threads are for large bodies.
@@ -129,10 +155,6 @@ impl Server {
             Builder::new_multi_thread().worker_threads(1).enable_all().on_thread_start(on_start).build().unwrap();
         let answered = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&answered);
-        let names = (0..QUIET).map(|tenant| format!("quiet-{tenant}")).chain([NOISY.to_owned()]);
-        let snapshot = names.fold(opted_in_snapshot(Some(&profile())), |snapshot, name| {
-            snapshot.with_namespace(&name, Some(Namespace::opted_in(FailureMode::Enabled)))
-        });
         let (app, running) = runtime.block_on(async {
             let app = App::of(snapshot, |admission| admission.settings.overload = overload);
             let numbering = middleware::from_fn(move |request: Request, next: Next| {
@@ -178,27 +200,39 @@ fn request(namespace: &str) -> String {
     post(&format!("/mutate?timeout=10s&{namespace}"), &review(namespace).to_string())
 }
 
-/// Returns a review of more than 3 MiB.
-fn large_request(namespace: &str) -> String {
+/// Returns a review with this number of environment variables, each of more than 10 KiB.
+fn request_with_env(namespace: &str, count: usize) -> String {
     let mut review = review(namespace);
     let env: Vec<_> =
-        (0..300).map(|number| json!({"name": format!("E{number}"), "value": "x".repeat(10_500)})).collect();
+        (0..count).map(|number| json!({"name": format!("E{number}"), "value": "x".repeat(10_500)})).collect();
     review["request"]["object"]["spec"]["containers"][0]["env"] = env.into();
     post(&format!("/mutate?timeout=10s&{namespace}"), &review.to_string())
 }
 
-/// Returns the median time of a request while no other request is in flight.
-async fn unloaded(server: &Running) -> Duration {
-    let mut stream = server.http1().await;
-    let text = request("quiet-0");
-    let mut took = Vec::new();
-    for _ in 0..100 {
-        let began = Instant::now();
-        assert_eq!(ask(&mut stream, &text).await.status, 200);
-        took.push(began.elapsed());
+/// The median times of a request while no other request is in flight.
+#[derive(Clone, Copy, Debug)]
+struct Unloaded {
+    took: Duration,
+    /// The processor time that the worker used.
+    worked: Duration,
+}
+
+impl Unloaded {
+    async fn measure(server: &Server, text: &str) -> Self {
+        let mut stream = server.running.http1().await;
+        let thread = *server.worker.get().unwrap();
+        let (mut took, mut worked) = (Vec::new(), Vec::new());
+        for _ in 0..50 {
+            let (began, before) = (Instant::now(), processor_time(thread));
+            let answer = ask(&mut stream, text).await;
+            assert_eq!(answer.status, 200, "{answer:?}");
+            took.push(began.elapsed());
+            worked.push(Duration::from_nanos(answer.number("x-worked")).saturating_sub(before));
+        }
+        took.sort_unstable();
+        worked.sort_unstable();
+        Self { took: took[25], worked: worked[25] }
     }
-    took.sort_unstable();
-    took[50]
 }
 
 /// The measurements of one request of a quiet tenant.
@@ -217,7 +251,9 @@ struct QuietTenants {
     server: Arc<Server>,
     pools: Vec<Mutex<Vec<TlsStream<TcpStream>>>>,
     texts: Vec<String>,
-    /// The average time between two requests of a tenant.
+    /// The number of requests that a tenant sends at the same time.
+    burst: u32,
+    /// The average time between two bursts of a tenant.
     interval: Duration,
 }
 
@@ -234,8 +270,10 @@ impl QuietTenants {
                 let mut due = began + quiet.interval.mul_f64(random.next());
                 while due < began + PHASE {
                     sleep_until(due).await;
-                    let sender = Arc::clone(&quiet);
-                    requests.spawn(async move { sender.send(tenant, due).await });
+                    for _ in 0..quiet.burst {
+                        let sender = Arc::clone(&quiet);
+                        requests.spawn(async move { sender.send(tenant, due).await });
+                    }
                     // The interval is random, so that the tenants do not send at the same times.
                     due += quiet.interval.mul_f64(0.5 + random.next());
                 }
@@ -277,8 +315,20 @@ impl Random {
     }
 }
 
+/// The behaviour of the quiet tenants.
+struct Quiet {
+    /// Returns the request of the tenant of this name.
+    text: fn(&str) -> String,
+    /// The number of requests that a tenant sends at the same time.
+    burst: u32,
+}
+
+const ONE_SMALL: Quiet = Quiet { text: request, burst: 1 };
+
 /// The behaviour of the noisy tenant.
 struct Noise {
+    /// The profiles in the tenant's namespace.
+    profiles: Vec<Value>,
     connections: usize,
     /// The request that the tenant repeats.
     text: String,
@@ -359,6 +409,8 @@ struct Round {
 #[derive(Debug)]
 struct Results {
     rounds: Vec<Round>,
+    /// The cost of one request of a quiet tenant, and of the noisy tenant.
+    unloaded: [Unloaded; 2],
     /// The numbers of requests that the noisy tenant sent, and that were shed.
     sent: usize,
     shed: usize,
@@ -401,24 +453,26 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
+fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise, quiet: &Quiet) -> Results {
     // Only one measurement runs at a time, even if there are several test threads.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     run_on(Core::Others);
-    let server = Arc::new(Server::start(overload));
+    let server = Arc::new(Server::start(overload, snapshot(&noisy.profiles)));
     let clients = Builder::new_current_thread().enable_all().build().unwrap();
     let noisy_runtime = noisy.runtime();
     let noisy_clients = noisy_runtime.handle().clone();
     let results = clients.block_on(async move {
-        let took = unloaded(&server.running).await;
-        let interval = took.mul_f64(f64::from(u32::try_from(QUIET).unwrap()) / QUIET_LOAD);
         let pools = (0..QUIET).map(|_| Mutex::default()).collect();
-        let texts = (0..QUIET).map(|tenant| request(&format!("quiet-{tenant}"))).collect();
-        let quiet = Arc::new(QuietTenants { server: Arc::clone(&server), pools, texts, interval });
+        let texts: Vec<_> = (0..QUIET).map(|tenant| (quiet.text)(&format!("quiet-{tenant}"))).collect();
+        let unloaded = [Unloaded::measure(&server, &texts[0]).await, Unloaded::measure(&server, &noisy.text).await];
+        let tenants = f64::from(u32::try_from(QUIET).unwrap());
+        let interval = unloaded[0].took.mul_f64(f64::from(quiet.burst) * tenants / QUIET_LOAD);
+        let server_of_quiet = Arc::clone(&server);
+        let quiet = Arc::new(QuietTenants { server: server_of_quiet, pools, texts, burst: quiet.burst, interval });
         let text: Arc<str> = noisy.text.into();
         let (sent, shed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let mut results = Results { rounds: Vec::new(), sent: 0, shed: 0, quiet_sent: 0 };
+        let mut results = Results { rounds: Vec::new(), unloaded, sent: 0, shed: 0, quiet_sent: 0 };
         // The first run opens the connections of the quiet tenants.
         quiet.run().await;
         for _ in 0..rounds {
@@ -451,7 +505,7 @@ fn measure(overload: OverloadSettings, rounds: usize, noisy: Noise) -> Results {
         }
         results.shed = shed.load(Ordering::Relaxed);
         println!(
-            "unloaded {took:?}, overtaken by {}, {:.2} times the work, {:?} times slower, {results:#?}",
+            "overtaken by {}, {:.2} times the work, {:?} times slower, {results:#?}",
             results.overtaken(),
             results.more_work(),
             results.slower()
@@ -478,12 +532,12 @@ fn assert_once(measure: impl Fn() -> Results, is_met: impl Fn(&Results) -> bool)
 
 /// Returns a noisy tenant that sends as many small requests as it can.
 fn many_small() -> Noise {
-    Noise { connections: 64, text: request(NOISY), nice_increment: 0 }
+    Noise { profiles: Vec::new(), connections: 64, text: request(NOISY), nice_increment: 0 }
 }
 
 #[test]
 fn flooding_tenant_at_most_doubles_p99_of_others() {
-    let measured = || measure(OverloadSettings::default(), ROUNDS, many_small());
+    let measured = || measure(OverloadSettings::default(), ROUNDS, many_small(), &ONE_SMALL);
     assert_once(measured, |results| {
         // If the machine gives the server only a part of a core, the server reaches its limit earlier, so the ratio of
         // requests is not checked.
@@ -496,7 +550,7 @@ fn flooding_tenant_at_most_doubles_p99_of_others() {
 fn only_flooding_tenant_is_shed() {
     let mut overload = OverloadSettings::default();
     overload.max_queued_per_tenant = 32;
-    let measured = || measure(overload.clone(), 3, many_small());
+    let measured = || measure(overload.clone(), 3, many_small(), &ONE_SMALL);
     assert_once(measured, |results| results.shed > 0 && results.overtaken() <= OVERTAKEN && results.slows_at_most(2.0));
 }
 
@@ -505,10 +559,26 @@ fn only_flooding_tenant_is_shed() {
 #[test]
 fn large_pods_at_most_double_work_before_others() {
     let measured = || {
-        let noisy = Noise { connections: 4, text: large_request(NOISY), nice_increment: 10 };
-        measure(OverloadSettings::default(), ROUNDS, noisy)
+        let text = request_with_env(NOISY, 300);
+        let noisy = Noise { profiles: Vec::new(), connections: 4, text, nice_increment: 10 };
+        measure(OverloadSettings::default(), ROUNDS, noisy, &ONE_SMALL)
     };
     assert_once(measured, |results| results.sent > 0 && results.overtaken() <= OVERTAKEN && results.more_work() <= 2.0);
+}
+
+/// The noisy tenant's pods are the smallest, but its profiles use up their budget. The quiet tenants send bursts of
+/// larger pods. By bytes alone, dozens of costly decisions would come before the last request of a burst.
+#[test]
+fn costly_profiles_delay_others_little() {
+    let quiet = Quiet { text: |namespace| request_with_env(namespace, 4), burst: 5 };
+    let measured = || {
+        let noisy = Noise { profiles: costly_profiles(), ..many_small() };
+        measure(OverloadSettings::default(), ROUNDS, noisy, &quiet)
+    };
+    assert_once(measured, |results| {
+        let [one, costly] = results.unloaded;
+        costly.worked >= COSTLY * one.worked && results.sent > 0 && results.overtaken() <= OVERTAKEN_BY_COSTLY
+    });
 }
 
 /// Shows the effect of the fair queue: without it, the same load delays all tenants.
@@ -516,6 +586,6 @@ fn large_pods_at_most_double_work_before_others() {
 fn without_fair_queue_others_wait_behind_flood() {
     let mut overload = OverloadSettings::default();
     overload.unqueued_per_worker = usize::MAX;
-    let measured = || measure(overload.clone(), 1, many_small());
+    let measured = || measure(overload.clone(), 1, many_small(), &ONE_SMALL);
     assert_once(measured, |results| results.overtaken() > 2.0 * OVERTAKEN);
 }

@@ -1,7 +1,8 @@
 //! Tests the lookups that precede a decision: namespaces that the snapshot lacks, and objects that profiles read.
 
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine;
@@ -16,9 +17,13 @@ use pillion_webhook::clients::ClientCertificates;
 use pillion_webhook::serve::ServerSettings;
 use pillion_webhook::tls::PemText;
 use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 use tokio::time::Instant;
 
-use crate::support::{App, ClientTls, KNOWN, Running, TestCa, ask, post, review, review_response, review_text, send};
+use crate::support::{
+    App, ClientTls, KNOWN, Running, TestCa, ask, connect, opted_in_snapshot, post, review, review_response,
+    review_text, send,
+};
 
 const NO_PROFILE: &str = "pillion_webhook_decisions_total{profile=\"_none\",outcome=\"skipped\",reason=\"no_profile\"}";
 const NOT_OPTED_IN: &str =
@@ -226,4 +231,59 @@ async fn hanging_object_lookup_fails_profile_after_300_ms() {
     let app = App::with_profile(&spec, Some(hangs()));
     assert_eq!(review_pod(&app).await["allowed"], false);
     assert_eq!(app.metric(DENIED), Some(1.0));
+}
+
+/// Returns a review of a profile that extends a cluster profile.
+fn profile_review() -> Value {
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u1", "operation": "CREATE", "namespace": KNOWN,
+        "kind": {"group": "pillion.dev", "version": "v1alpha1", "kind": "InjectionProfile"},
+        "resource": {"group": "pillion.dev", "version": "v1alpha1", "resource": "injectionprofiles"},
+        "userInfo": {"username": "a"},
+        "object": {"apiVersion": "pillion.dev/v1alpha1", "kind": "InjectionProfile",
+            "metadata": {"name": "child", "namespace": KNOWN}, "spec": {"extends": {"name": "parent"}}},
+    }})
+}
+
+/// The lookup functions limit the number of lookups for each client, so they must get the address of the connection.
+#[tokio::test]
+async fn lookups_name_the_client() {
+    const CLIENT: [u8; 4] = [127, 0, 0, 2];
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (namespaces, objects) = (Arc::clone(&asked), Arc::clone(&asked));
+    let live: LiveNamespace = Arc::new(move |NamespaceLookup { name, client, .. }| {
+        namespaces.lock().unwrap().push((format!("namespace {name}"), client));
+        async { Answer::Found(Arc::new(Namespace::opted_in(FailureMode::Enabled))) }.boxed()
+    });
+    let lookups: ReviewLookups = Arc::new(move |wanted, client| {
+        let mut names: Vec<_> = wanted.service_account.iter().map(|name| format!("account {name}")).collect();
+        names.extend(wanted.objects.iter().map(|query| format!("one of {}", query.resource)));
+        objects.lock().unwrap().extend(names.into_iter().map(|name| (name, client)));
+        async move { wanted.answered(&Answer::Missing) }.boxed()
+    });
+    let app = App::of(opted_in_snapshot(Some(&profile("serviceAccount.hasValue()"))), |admission| {
+        admission.live_namespace = Some(live);
+        admission.lookups = Some(lookups);
+    });
+    let server = Running::start(app.router.clone(), ServerSettings::default()).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((CLIENT, 0).into()).unwrap();
+    let tcp = socket.connect(server.address).await.unwrap();
+    let mut stream = connect(tcp, &server.root, &["http/1.1"]).await.unwrap();
+    for (path, review, names) in [
+        ("/mutate", review("new"), &["namespace new", "account default"][..]),
+        ("/mutate", large(review("new")), &["namespace new", "account default"]),
+        ("/validate-profiles", profile_review(), &["one of clusterinjectionprofiles"]),
+    ] {
+        let answer = ask(&mut stream, post(path, &review.to_string())).await;
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        let expected: Vec<_> = names.iter().map(|name| ((*name).to_owned(), IpAddr::from(CLIENT))).collect();
+        assert_eq!(std::mem::take(&mut *asked.lock().unwrap()), expected, "{path}");
+    }
+}
+
+/// Returns the review with a pod so large that a separate thread decides it.
+fn large(mut review: Value) -> Value {
+    review["request"]["object"]["metadata"]["annotations"] = json!({"example.com/text": "x".repeat(200 * 1024)});
+    review
 }

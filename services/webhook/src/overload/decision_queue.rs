@@ -9,16 +9,28 @@
 //! Further requests wait in the queue. A task yields, so that all ready tasks run, and then grants permits. By then,
 //! every request that has arrived is in the queue, in the fair order. Once the queue is empty, a few requests may again
 //! be decided on arrival. Without load, most requests only increment one counter.
+//!
+//! The cost of a decision is known only afterwards, because it depends on the namespace's profiles. So each permit
+//! measures its use. A long decision on arrival counts as several. A decision on a queued request is charged to the
+//! class of the request, if it took more processor time than the request's cost covers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant as ActualInstant};
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::fair::{self, FairQueue, Ticket};
 use super::request::Deadline;
 use super::shed::{QueueMetrics, Shed};
+
+/// The cost of a microsecond of processor time. A decision about a pod's review of 8 KiB costs 12 KiB and takes some
+/// 40 µs.
+const COST_PER_MICROSECOND: u64 = 256;
+/// A decision on arrival counts as one more for each such time that it takes: some six usual decisions.
+const UNQUEUED_TIME: Duration = Duration::from_micros(250);
 
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
@@ -36,8 +48,8 @@ pub(super) struct Bounds {
 pub(crate) struct DecisionQueue {
     slots: usize,
     unqueued_limit: usize,
-    /// The number of requests decided on arrival since the last reset. The task that grants permits resets it once the
-    /// queue is empty.
+    /// The number of requests decided on arrival since the last reset. Long decisions count as several. The task that
+    /// grants permits resets it once the queue is empty.
     unqueued: AtomicUsize,
     state: Mutex<State>,
     /// Notified when a permit is returned.
@@ -54,10 +66,27 @@ struct State {
     is_served: bool,
 }
 
-/// The permit to decide one request. Dropping it makes it available to the next request.
+/// The permit to decide one request. Dropping it counts what the decision has cost, and makes the permit available to
+/// the next request. The holder must not wait, and must compute on one thread.
 #[derive(Debug)]
 #[must_use = "a permit is returned when it is dropped"]
-pub(crate) struct Permit(Option<Arc<DecisionQueue>>);
+pub(crate) struct Permit {
+    queue: Arc<DecisionQueue>,
+    usage: Usage,
+}
+
+/// What a permit was used for.
+#[derive(Debug)]
+enum Usage {
+    /// A decision on arrival. Its time is only compared with [`UNQUEUED_TIME`], so the cheapest clock suffices. This is
+    /// not the clock that tests pause.
+    Unqueued { began: ActualInstant },
+    /// None yet: the permit is on its way to a queued request.
+    Granted,
+    /// A decision on a queued request of this class and cost. `began` is the processor time of the thread that decides.
+    /// So a class is not charged for the time in which other threads use the processor.
+    Queued { class: u64, cost: u64, began: Duration },
+}
 
 /// A request in the queue. Dropping this value removes it from the queue.
 struct QueuedRequest<'q> {
@@ -80,10 +109,11 @@ impl DecisionQueue {
     }
 
     /// Returns a permit at once. `None`: the maximum number of requests was already decided on arrival.
-    pub(super) fn unqueued(&self) -> Option<Permit> {
+    pub(super) fn unqueued(self: &Arc<Self>) -> Option<Permit> {
         let is_within_limit = self.unqueued.load(Ordering::Relaxed) < self.unqueued_limit
             && self.unqueued.fetch_add(1, Ordering::Relaxed) < self.unqueued_limit;
-        is_within_limit.then_some(Permit(None))
+        is_within_limit
+            .then(|| Permit { queue: Arc::clone(self), usage: Usage::Unqueued { began: ActualInstant::now() } })
     }
 
     /// Queues a request of this class and cost. Waits for its permit until the deadline.
@@ -106,7 +136,10 @@ impl DecisionQueue {
         let _queued = QueuedRequest { queue: self, class, ticket, since: Instant::now() };
         match timeout_at(deadline.0, permit).await {
             Ok(Ok(permit)) if deadline.has_passed() => permit.and(Err(Shed::Deadline)),
-            Ok(Ok(permit)) => permit,
+            Ok(Ok(permit)) => permit.map(|mut permit| {
+                permit.usage = Usage::Queued { class, cost, began: processor_time() };
+                permit
+            }),
             // Before the deadline, the sender is dropped only if the runtime shuts down.
             Ok(Err(_)) | Err(_) => Err(Shed::Deadline),
         }
@@ -121,6 +154,7 @@ impl DecisionQueue {
                 let mut state = self.state();
                 if state.queue.is_empty() {
                     state.is_served = false;
+                    state.queue.forget_debts();
                     self.unqueued.store(0, Ordering::Relaxed);
                     return;
                 }
@@ -132,7 +166,7 @@ impl DecisionQueue {
             for waiting in chosen {
                 // If the request has just left the queue, the message with the permit is dropped, which returns the
                 // permit.
-                let _ = waiting.send(Ok(Permit(Some(Arc::clone(&self)))));
+                let _ = waiting.send(Ok(Permit { queue: Arc::clone(&self), usage: Usage::Granted }));
             }
         }
     }
@@ -144,6 +178,12 @@ impl DecisionQueue {
         state.held += chosen.len();
         self.update_gauge(state);
         chosen
+    }
+
+    /// Returns the debt of a class.
+    #[cfg(test)]
+    pub(super) fn debt(&self, class: u64) -> u64 {
+        self.state().queue.debt(class)
     }
 
     /// Whether all permits given to queued requests have been returned.
@@ -161,13 +201,70 @@ impl DecisionQueue {
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        if let Some(queue) = &self.0 {
-            queue.state().held -= 1;
-            queue.returned.notify_one();
+impl Permit {
+    /// Starts the measurement again, on the calling thread. Needed if the work begins later than the request receives
+    /// the permit, or on another thread.
+    pub(super) fn restart(&mut self) {
+        match &mut self.usage {
+            Usage::Unqueued { began } => *began = ActualInstant::now(),
+            Usage::Granted => {}
+            Usage::Queued { began, .. } => *began = processor_time(),
         }
     }
+
+    /// Returns a queued request's permit. Charges the class for the cost that exceeds the cost of the request.
+    fn give_back(&self, charge: Option<(u64, u64)>) {
+        let mut state = self.queue.state();
+        state.held -= 1;
+        // Once the task that grants permits has ended, there are no debts.
+        if state.is_served
+            && let Some((class, excess)) = charge
+        {
+            state.queue.charge(class, excess);
+        }
+        drop(state);
+        self.queue.returned.notify_one();
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        match self.usage {
+            Usage::Unqueued { began } => {
+                let further = further_unqueued(began.elapsed());
+                if further > 0 {
+                    self.queue.unqueued.fetch_add(further, Ordering::Relaxed);
+                }
+            }
+            Usage::Granted => self.give_back(None),
+            Usage::Queued { class, cost, began } => {
+                let real = cost_of(processor_time().saturating_sub(began));
+                self.give_back(Some((class, real.saturating_sub(cost))));
+            }
+        }
+    }
+}
+
+/// Returns the cost of this processor time, in the unit of the cost of requests.
+pub(super) fn cost_of(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).saturating_mul(COST_PER_MICROSECOND)
+}
+
+/// Returns the number of further decisions on arrival that a decision of this duration counts as.
+fn further_unqueued(time: Duration) -> usize {
+    usize::try_from(time.as_micros() / UNQUEUED_TIME.as_micros()).unwrap_or(usize::MAX)
+}
+
+/// Returns the processor time that the calling thread has used.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// Uses this much processor time.
+#[cfg(test)]
+pub(super) fn compute_for(time: Duration) {
+    let began = processor_time();
+    while processor_time() - began < time {}
 }
 
 impl Drop for QueuedRequest<'_> {
@@ -183,8 +280,6 @@ impl Drop for QueuedRequest<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures::future::join_all;
     use tokio::task::{JoinSet, yield_now};
     use tokio::time::sleep;
@@ -192,7 +287,7 @@ mod tests {
     use super::*;
 
     fn queue(slots: usize, unqueued: usize, length: usize) -> Arc<DecisionQueue> {
-        let queue = fair::Bounds { length, per_class: length, quantum: 8 };
+        let queue = fair::Bounds { length, per_class: length, quantum: 8, debt: u64::MAX };
         let metrics = QueueMetrics::unregistered();
         DecisionQueue::new(&Bounds { slots, unqueued, queue }, metrics)
     }
@@ -250,6 +345,65 @@ mod tests {
         settle().await;
         assert_idle(&queue);
         assert!(queue.unqueued().is_some());
+    }
+
+    #[test]
+    fn long_decision_on_arrival_counts_as_several() {
+        for (micros, further) in [(0, 0), (40, 0), (249, 0), (250, 1), (20_000, 80)] {
+            assert_eq!(further_unqueued(Duration::from_micros(micros)), further, "{micros}");
+        }
+        let queue = queue(1, 8, 10);
+        let permit = queue.unqueued().unwrap();
+        std::thread::sleep(8 * UNQUEUED_TIME);
+        assert!(queue.unqueued().is_some(), "the first decision has not ended");
+        drop(permit);
+        assert!(queue.unqueued().is_none());
+    }
+
+    #[tokio::test]
+    async fn real_cost_delays_next_requests_of_class() {
+        let queue = queue(1, 0, 20);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = JoinSet::new();
+        for class in [1, 2].repeat(10) {
+            let (queue, order) = (Arc::clone(&queue), Arc::clone(&order));
+            tasks.spawn(async move {
+                let _permit = queue.queued(class, 8, far()).await.unwrap();
+                order.lock().unwrap().push(class);
+                if class == 1 {
+                    compute_for(Duration::from_millis(5));
+                }
+            });
+        }
+        tasks.join_all().await;
+        let order = order.lock().unwrap().clone();
+        assert_eq!(order, [vec![1], vec![2; 10], vec![1; 9]].concat());
+        settle().await;
+        assert_idle(&queue);
+    }
+
+    #[tokio::test]
+    async fn only_time_of_work_is_charged() {
+        let long = Duration::from_millis(5);
+        let queue = queue(1, 0, 10);
+        let mut waiting = [(); 3].map(|()| Box::pin(queue.queued(1, 8, far())));
+        for request in &mut waiting {
+            assert!(futures::poll!(request).is_pending());
+        }
+        let [first, second, _third] = waiting;
+        settle().await;
+        // The permit is on its way.
+        compute_for(long);
+        let mut permit = first.await.unwrap();
+        // The work waits for its thread.
+        compute_for(long);
+        permit.restart();
+        drop(permit);
+        assert!(queue.debt(1) < cost_of(long) / 2, "{}", queue.debt(1));
+        let permit = second.await.unwrap();
+        compute_for(long);
+        drop(permit);
+        assert!(queue.debt(1) > cost_of(long) / 2, "{}", queue.debt(1));
     }
 
     #[tokio::test]

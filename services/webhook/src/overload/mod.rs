@@ -38,6 +38,8 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 pub(crate) const SMALL: usize = 128 * 1024;
 /// The cost of a request regardless of its size, in bytes: deciding about even a small pod takes time.
 const BASE_COST: u64 = 4096;
+/// The time of the longest decisions: four budgets of expressions take some 40 ms, and a large body takes some 10 ms.
+const LONGEST_DECISION: Duration = Duration::from_millis(100);
 /// The increase of the niceness of the threads for large bodies. On a busy machine, each of these threads gets about a
 /// tenth of a core.
 const NICE_INCREMENT: i32 = 10;
@@ -79,7 +81,7 @@ pub struct OverloadSettings {
     /// created.
     pub workers: Option<usize>,
     /// Maximum number of small requests that each worker decides on arrival before further ones are queued in a fair
-    /// order. Default: 8.
+    /// order. Long decisions count as several. Default: 8.
     pub unqueued_per_worker: usize,
 }
 
@@ -123,6 +125,8 @@ impl Overload {
     pub(crate) fn new(settings: OverloadSettings, in_flight: Gauge, metrics: OverloadMetrics) -> Self {
         let request_permits = RequestPermits::new(settings.max_in_flight, in_flight);
         let workers = settings.workers.unwrap_or_else(workers).max(1);
+        // A namespace that holds all permits may owe all of its decisions at once.
+        let debt = |slots| decision_queue::cost_of(LONGEST_DECISION).saturating_mul(slots as u64);
         let small = decision_queue::Bounds {
             slots: workers,
             unqueued: settings.unqueued_per_worker.saturating_mul(workers),
@@ -131,6 +135,7 @@ impl Overload {
                 per_class: settings.max_queued_per_tenant,
                 // About the cost of one small pod's review.
                 quantum: 2 * BASE_COST,
+                debt: debt(workers),
             },
         };
         let threads = (workers / 2).max(1);
@@ -141,6 +146,7 @@ impl Overload {
                 length: settings.max_queued_large,
                 per_class: settings.max_queued_large_per_tenant,
                 quantum: SMALL as u64,
+                debt: debt(threads),
             },
         };
         let profiles = decision_queue::Bounds {
@@ -150,6 +156,7 @@ impl Overload {
                 length: settings.max_queued_profiles,
                 per_class: settings.max_queued_profiles / 4,
                 quantum: BASE_COST,
+                debt: debt(1),
             },
         };
         let profiles = DecisionQueue::new(&profiles, QueueMetrics::unregistered());
@@ -185,15 +192,17 @@ impl Overload {
         Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
-    /// Runs `work` on a thread for large bodies. The caller must hold a permit.
+    /// Runs `work` on a thread for large bodies. The permit is returned when `work` is done, even if the caller no longer
+    /// waits.
     ///
     /// # Errors
     /// `work` panicked.
     pub(crate) async fn offload<T: Send + 'static>(
         &self,
+        permit: Permit,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, PanicPayload> {
-        self.large_bodies.run(work).await
+        self.large_bodies.run(with_permit(permit, work)).await
     }
 
     /// Runs `work` on the thread for profiles, in an order that is fair between clients. If `work` exceeds the
@@ -210,11 +219,7 @@ impl Overload {
             Shed::TenantQueueFull => Shed::QueueFull,
             shed => shed,
         })?;
-        let work = move || {
-            let _permit = permit;
-            work()
-        };
-        timeout_at(deadline.0, self.profile_thread.run(work)).await.map_err(|_| Shed::Deadline)
+        timeout_at(deadline.0, self.profile_thread.run(with_permit(permit, work))).await.map_err(|_| Shed::Deadline)
     }
 
     /// Counts a rejected request.
@@ -226,6 +231,14 @@ impl Overload {
 /// Whether a body is decided on a separate thread, because its decision may take milliseconds.
 pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
+}
+
+/// Returns a function that runs `work` on another thread while it holds the permit.
+fn with_permit<T>(mut permit: Permit, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    move || {
+        permit.restart();
+        work()
+    }
 }
 
 fn workers() -> usize {
@@ -370,8 +383,7 @@ mod tests {
         // waits until its deadline.
         for size in [10, 2 * SMALL] {
             let permit = overload.permit(&Bytes::from(vec![b' '; size]), far).await.unwrap();
-            assert_eq!(overload.offload(|| 7).await.unwrap(), 7);
-            drop(permit);
+            assert_eq!(overload.offload(permit, || 7).await.unwrap(), 7);
         }
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         let other = IpAddr::from([192, 0, 2, 2]);
@@ -384,6 +396,26 @@ mod tests {
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         assert!(matches!(overload.review_profile(other, soon, move || waiting.recv()).await, Err(Shed::Deadline)));
         go_on.send(()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn large_decision_is_charged_on_its_thread() {
+        let metrics = OverloadMetrics::register(&mut Registry::default());
+        let settings = OverloadSettings { workers: Some(1), ..OverloadSettings::default() };
+        let overload = Overload::new(settings, Gauge::default(), metrics);
+        let body = Bytes::from(vec![b' '; 2 * SMALL]);
+        let class = request::class(&overload.keys, &body);
+        let far = overload.deadline(None);
+        let (first, second) = (overload.permit(&body, far), overload.permit(&body, far));
+        tokio::pin!(first, second);
+        assert!(futures::poll!(first.as_mut()).is_pending() && futures::poll!(second.as_mut()).is_pending());
+        let time = Duration::from_millis(10);
+        // Each thread has a clock of its own. Measured from the time of this thread, the work would be free.
+        decision_queue::compute_for(2 * time);
+        let permit = first.await.unwrap();
+        overload.offload(permit, move || decision_queue::compute_for(time)).await.unwrap();
+        let (debt, cost) = (overload.large.debt(class), decision_queue::cost_of(time));
+        assert!((cost / 2..cost * 3 / 2).contains(&debt), "{debt}, expected about {cost}");
     }
 
     #[test]
