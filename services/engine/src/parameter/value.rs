@@ -230,7 +230,7 @@ pub(super) fn copy_steps(value: &Json) -> usize {
     values.saturating_add(bytes / Meter::BYTES)
 }
 
-/// Returns the number of values in a JSON value, including itself, and an upper bound for the bytes of its text.
+/// Returns the number of values in a JSON value, including itself, and approximately the bytes of its text.
 fn size(value: &Json) -> (usize, usize) {
     let add = |(values, bytes): (usize, usize), (more, longer): (usize, usize)| (values + more, bytes + longer);
     match value {
@@ -239,8 +239,8 @@ fn size(value: &Json) -> (usize, usize) {
         Json::Object(members) => {
             members.iter().fold((1, 0), |sum, (key, value)| add(add(sum, (0, key.len())), size(value)))
         }
-        // The longest numbers have fewer bytes than this.
-        Json::Null | Json::Bool(_) | Json::Number(_) => (1, 32),
+        // Most of them have fewer bytes than this, and the longest about 25.
+        Json::Null | Json::Bool(_) | Json::Number(_) => (1, 8),
     }
 }
 

@@ -254,7 +254,7 @@ pub(crate) fn pod_bombs() -> Vec<Bomb> {
                 profile
             },
             {
-                let keys: Vec<_> = (0..12_000).map(|n| (format!("{n:x}"), json!(0))).collect();
+                let keys: Vec<_> = (0..10_000).map(|n| (format!("{n:x}"), json!(0))).collect();
                 let object = |keys: Vec<(String, Json)>| json!([keys.into_iter().collect::<serde_json::Map<_, _>>()]);
                 let mut pod = small();
                 pod["spec"]["tolerations"] = object(keys.clone());

@@ -264,7 +264,7 @@ fn processor_time() -> Duration {
 #[cfg(test)]
 pub(super) fn compute_for(time: Duration) {
     let began = processor_time();
-    while processor_time() - began < time {}
+    while processor_time().saturating_sub(began) < time {}
 }
 
 impl Drop for QueuedRequest<'_> {
