@@ -18,14 +18,18 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Usage {
     /// The resident memory, in KiB.
     pub(super) resident: u64,
-    /// The highest resident memory so far, in KiB.
-    pub(super) peak: u64,
+    /// The resident memory without pages of files, in KiB. The pages of the program's file depend on the build.
+    pub(super) anonymous: u64,
     pub(super) processor: Duration,
 }
 
 impl Usage {
     pub(super) fn of(pid: u32) -> Result<Self> {
-        Ok(Self { resident: memory(pid, "VmRSS")?, peak: memory(pid, "VmHWM")?, processor: processor_time(pid)? })
+        Ok(Self {
+            resident: memory(pid, "VmRSS")?,
+            anonymous: memory(pid, "RssAnon")?,
+            processor: processor_time(pid)?,
+        })
     }
 }
 
@@ -56,12 +60,6 @@ impl ApiServerMetrics {
             (resource.to_owned(), count - earlier)
         });
         added.filter(|(_, count)| *count > 0.0).collect()
-    }
-
-    /// Returns the bytes of all watch events for a resource, in all watches.
-    pub(super) fn watch_bytes(&self, resource: &str) -> f64 {
-        let lines = self.0.lines().filter(|line| line.starts_with("apiserver_watch_events_sizes_sum{"));
-        lines.filter(|line| label(line, "resource") == Some(resource)).map(value).sum()
     }
 }
 
@@ -149,18 +147,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_lists_and_watch_bytes_from_metrics() {
+    fn counts_list_requests_by_resource() {
         let line = |code: u32, resource: &str, verb: &str, count: u32| {
             format!("apiserver_request_total{{code=\"{code}\",resource=\"{resource}\",verb=\"{verb}\"}} {count}\n")
         };
         let before = ApiServerMetrics(line(200, "pods", "LIST", 3) + &line(200, "namespaces", "LIST", 1));
         let after = [(200, "pods", "LIST", 5), (410, "pods", "LIST", 1), (200, "namespaces", "LIST", 1)];
         let after = after.map(|(code, resource, verb, count)| line(code, resource, verb, count)).concat();
-        let after =
-            after + &line(200, "pods", "WATCH", 9) + "apiserver_watch_events_sizes_sum{resource=\"pods\"} 1.5e+06\n";
-        let after = ApiServerMetrics(after);
+        let after = ApiServerMetrics(after + &line(200, "pods", "WATCH", 9));
         assert_eq!(after.lists_since(&before), BTreeMap::from([("pods".to_owned(), 3.0)]));
-        assert!((after.watch_bytes("pods") - 1.5e6).abs() < 1.0);
     }
 
     #[test]

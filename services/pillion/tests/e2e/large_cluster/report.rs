@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Map, Value as Json, json};
 
 use super::measure::Usage;
-use super::{Sizes, budget};
+use super::{Sizes, budget, exact};
 use crate::compare::{date, machine, program};
 use crate::load::print_figures;
 use crate::writers::Created;
@@ -32,9 +32,13 @@ pub(super) struct Stage {
     pub(super) pods: usize,
     sizes: Sizes,
     figures: Vec<Figure>,
-    /// The number of pods that were created in this stage.
+    /// The number of pods that were created in this stage, and the seconds until they ran.
     created: usize,
+    running: f64,
 }
+
+/// The resources whose list requests are counted separately, because there may be many objects.
+const LISTED: [&str; 4] = ["pods", "namespaces", "clusterinjectionprofiles", "clusterprofilerevisions"];
 
 /// The figures of all stages.
 #[derive(Debug)]
@@ -48,7 +52,7 @@ type Usages = BTreeMap<&'static str, Usage>;
 
 impl Stage {
     pub(super) fn new(pods: usize, sizes: &Sizes) -> Self {
-        Self { pods, sizes: sizes.clone(), figures: Vec::new(), created: 0 }
+        Self { pods, sizes: sizes.clone(), figures: Vec::new(), created: 0, running: 0.0 }
     }
 
     fn add(&mut self, key: &str, name: &str, value: f64, budget: impl Into<Option<f64>>) {
@@ -57,51 +61,53 @@ impl Stage {
 
     /// Adds the figures of the creations. `running` is the time until kwok had started all pods.
     pub(super) fn created(&mut self, created: &Created, running: Duration) {
-        self.created = created.took.len();
+        (self.created, self.running) = (created.took.len(), running.as_secs_f64());
         self.add(
             "creations_per_second",
             "pods created a second",
-            number(self.created) / created.lasted.as_secs_f64(),
+            exact(self.created) / created.lasted.as_secs_f64(),
             None,
         );
         self.add("creation_p50_ms", "latency of a creation, p50, ms", created.percentile(50), None);
         self.add("creation_p99_ms", "latency of a creation, p99, ms", created.percentile(99), None);
         self.add("running_s", "time until all pods run, s", running.as_secs_f64(), None);
-        self.add("not_injected", "pods created without their profile", number(created.not_injected), 0.0);
+        self.add("not_injected", "pods created without their profile", exact(created.not_injected), 0.0);
     }
 
     /// Adds the processor time during the creations, and the memory after them.
     pub(super) fn used(&mut self, before: &Usages, after: &Usages, opted_in: usize) {
         let used = |name: &str| (after[name].processor - before[name].processor).as_secs_f64() * 1e3;
-        let resident = |name: &str| mebibytes(after[name].resident);
-        let pods = number(self.created);
-        let replicas = (used("replica_1") + used("replica_2")) / number(opted_in);
+        let replicas = (used("replica_1") + used("replica_2")) / exact(opted_in);
         self.add(
             "replicas_ms",
             "replicas, processor time for an injected pod, ms",
             replicas,
             budget::REPLICA_PROCESSOR,
         );
+        let busy = used("leader") / self.running / 10.0;
+        self.add("leader_busy_percent", "leader, while pods are created, % of a core", busy, budget::LEADER_BUSY);
         for (name, title) in [("leader", "leader"), ("api_server", "API server"), ("etcd", "etcd")] {
             let title = format!("{title}, processor time for a created pod, ms");
-            self.add(&format!("{name}_ms"), &title, used(name) / pods, None);
+            self.add(&format!("{name}_ms"), &title, used(name) / exact(self.created), None);
         }
-        let replica = resident("replica_1").max(resident("replica_2"));
-        self.add("replica_mib", "replica, resident memory, MiB", replica, budget::REPLICA_MEMORY);
-        let leader = budget::leader_memory(&self.sizes, self.pods / 2);
-        self.add("leader_mib", "leader, resident memory, MiB", resident("leader"), leader);
-        for (name, title) in [("standby", "standby"), ("api_server", "API server"), ("etcd", "etcd")] {
+        let anonymous = |name: &str| mebibytes(after[name].anonymous);
+        let replica = anonymous("replica_1").max(anonymous("replica_2"));
+        self.add("replica_mib", "replica, memory, MiB", replica, budget::REPLICA);
+        let leader = budget::leader(&self.sizes, self.pods / 2);
+        self.add("leader_mib", "leader, memory, MiB", anonymous("leader"), leader);
+        self.add("standby_mib", "standby, memory, MiB", anonymous("standby"), None);
+        for (name, title) in [("api_server", "API server"), ("etcd", "etcd")] {
             let title = format!("{title}, resident memory, MiB");
-            self.add(&format!("{name}_mib"), &title, resident(name), None);
+            self.add(&format!("{name}_mib"), &title, mebibytes(after[name].resident), None);
         }
     }
 
-    /// Adds the bytes of watches during the creations.
-    pub(super) fn watched(&mut self, leader: u64, replica: u64, all: f64) {
-        let pods = number(self.created);
-        self.add("leader_watch_bytes", "bytes that the leader received for a created pod", exact(leader) / pods, None);
-        self.add("replica_watch_bytes", "bytes that a replica received for a created pod", exact(replica) / pods, None);
-        self.add("pod_watch_bytes", "bytes of all watches of pods, with kwok's, for a created pod", all / pods, None);
+    /// Adds the bytes that processes received during the creations.
+    pub(super) fn watched(&mut self, leader: u64, replica: u64) {
+        let for_pod = |bytes: u64| exact(usize::try_from(bytes).unwrap_or(usize::MAX)) / exact(self.created);
+        let (leader, replica) = (for_pod(leader), for_pod(replica));
+        self.add("leader_bytes", "leader, bytes received for a created pod", leader, budget::LEADER_BYTES);
+        self.add("replica_bytes", "replica, bytes received for a created pod", replica, budget::REPLICA_BYTES);
     }
 
     /// Adds the time until the audit has found all missed injections.
@@ -112,8 +118,8 @@ impl Stage {
     /// Adds the time until a fresh replica is ready, and its memory.
     pub(super) fn ready(&mut self, after: Duration, usage: Usage) {
         self.add("ready_s", "fresh replica, time until ready, s", after.as_secs_f64(), budget::READY);
-        let resident = mebibytes(usage.resident);
-        self.add("fresh_replica_mib", "fresh replica, resident memory, MiB", resident, budget::REPLICA_MEMORY);
+        let anonymous = mebibytes(usage.anonymous);
+        self.add("fresh_replica_mib", "fresh replica, memory, MiB", anonymous, budget::FRESH_REPLICA);
     }
 
     /// Adds the processor time of processes without work.
@@ -123,9 +129,9 @@ impl Stage {
             100.0 * used.as_secs_f64() / lasted.as_secs_f64()
         };
         let replica = percent("replica_1").max(percent("replica_2"));
-        self.add("replica_idle_percent", "replica, without requests, % of a core", replica, None);
-        self.add("leader_idle_percent", "leader, without changes, % of a core", percent("leader"), None);
-        self.add("standby_idle_percent", "standby, % of a core", percent("standby"), None);
+        self.add("replica_idle_percent", "replica, without requests, % of a core", replica, budget::WAITING);
+        self.add("leader_idle_percent", "leader, without changes, % of a core", percent("leader"), budget::LEADER_IDLE);
+        self.add("standby_idle_percent", "standby, % of a core", percent("standby"), budget::WAITING);
     }
 
     /// Adds the times from the end of a leader until the next one has the Lease, and from then until its audit is
@@ -136,25 +142,19 @@ impl Stage {
     }
 
     /// Adds what a new leader has used until its audit was complete.
-    pub(super) fn changed_leader(&mut self, before: Usage, after: Usage, lists: BTreeMap<String, f64>, received: u64) {
+    pub(super) fn changed_leader(&mut self, before: Usage, after: Usage, lists: &BTreeMap<String, f64>, received: u64) {
         let processor = (after.processor - before.processor).as_secs_f64();
-        self.add("change_processor_s", "leader change: processor time of the new leader, s", processor, None);
-        let peak = budget::leader_memory(&self.sizes, self.pods / 2);
-        self.add("change_peak_mib", "leader change: peak memory of the new leader, MiB", mebibytes(after.peak), peak);
-        self.add(
-            "change_received_mib",
-            "leader change: received by the new leader, MiB",
-            exact(received) / MEBIBYTE,
-            None,
-        );
-        self.add("change_lists", "leader change: list requests", lists.values().sum(), None);
-        for (resource, count) in lists {
-            self.add(
-                &format!("change_lists_{resource}"),
-                &format!("leader change: list requests for {resource}"),
-                count,
-                None,
-            );
+        let title = "leader change: processor time of the new leader, s";
+        self.add("change_processor_s", title, processor, budget::CHANGE_PROCESSOR);
+        let leader = budget::leader(&self.sizes, self.pods / 2);
+        self.add("change_mib", "leader change: memory of the new leader, MiB", mebibytes(after.anonymous), leader);
+        let received = mebibytes(received / 1024);
+        self.add("change_received_mib", "leader change: received by the new leader, MiB", received, None);
+        let budget = budget::lists(&self.sizes, self.pods);
+        self.add("change_lists", "leader change: list requests", lists.values().sum(), budget);
+        for resource in LISTED {
+            let count = lists.get(resource).copied().unwrap_or_default();
+            self.add(&format!("change_lists_{resource}"), &format!("of these, for {resource}"), count, None);
         }
     }
 
@@ -234,20 +234,8 @@ impl Report {
     }
 }
 
-const MEBIBYTE: f64 = 1024.0 * 1024.0;
-
 fn mebibytes(kibibytes: u64) -> f64 {
-    exact(kibibytes) / 1024.0
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the values are far below 2^53")]
-fn exact(value: u64) -> f64 {
-    value as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the values are far below 2^53")]
-fn number(value: usize) -> f64 {
-    value as f64
+    exact(usize::try_from(kibibytes).unwrap_or(usize::MAX)) / 1024.0
 }
 
 /// Formats a value with about three digits.
