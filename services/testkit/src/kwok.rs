@@ -43,6 +43,8 @@ impl Kwok {
             .arg("--manage-all-nodes")
             // Without Leases, kwok sends no heartbeats.
             .arg("--node-lease-duration-seconds=0");
+        // `just` sets GOGC for other Go programs. In a large cluster, kwok would need too much memory with it.
+        command.env_remove("GOGC");
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
             command.env_remove(variable);
         }

@@ -24,13 +24,23 @@ part crashes env PILLION_RATE=200 PILLION_KILLS=20 "$here/result.sh" --workspace
 part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e clock:: rotation::
 part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
-part rollout "$here/result.sh" --workspace --test e2e --run-ignored only in_place_at_scale::
+# Tests cannot build tools, because they have no network.
+rollout() { "$here/build.sh" kwok >&2 && "$here/result.sh" --workspace --test e2e --run-ignored only in_place_at_scale::; }
+part rollout rollout
 burst() {
   cargo build --release --locked -p pillion >&2 &&
     PILLION_PROGRAM=$here/../../../target/release/pillion \
       "$here/result.sh" --workspace --test e2e --run-ignored only --no-capture gang_burst::
 }
 part burst burst
+large_cluster() {
+  "$here/build.sh" kwok >&2 &&
+    cargo build --release --locked -p pillion >&2 &&
+    PILLION_PROGRAM=$here/../../../target/release/pillion PILLION_PODS=${PILLION_PODS:-1000,10000,150000} \
+      PILLION_NAMESPACES=${PILLION_NAMESPACES:-10000} PILLION_PROFILES=${PILLION_PROFILES:-2000} PILLION_NODES=${PILLION_NODES:-5000} \
+      "$here/result.sh" --workspace --test e2e --run-ignored only --no-capture large_cluster::
+}
+part large-cluster large_cluster
 part oracle env PILLION_ORACLE_CASES=10000 "$here/result.sh" --workspace --test integration oracle::
 part bombs env PILLION_BOMBS=10000000 "$here/result.sh" --release --workspace --test integration bombs::
 part properties env PROPTEST_CASES=20000 PILLION_MUTATIONS=100000 PILLION_INTERFERENCE_CASES=200000 "$here/result.sh" --release --workspace --test integration fuzz:: properties:: directives:: untouched:: interference::

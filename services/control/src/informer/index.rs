@@ -591,6 +591,11 @@ impl Index {
         self.snapshot.namespaces().map(|(name, namespace)| (name, &**namespace))
     }
 
+    /// Returns a namespace of the snapshot.
+    pub fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
+        self.snapshot.namespace(name)
+    }
+
     /// Returns the next snapshot; `None` if nothing changed or the first lists are incomplete.
     pub fn publish(&mut self) -> Option<Arc<Snapshot>> {
         let due = self.synced() && (self.profiles_changed || self.namespaces_changed);

@@ -304,6 +304,7 @@ impl Pass {
                 work.push((profile, plan, revision));
             }
         }
+        store.end_counting();
         for dry_run in store.due_dry_runs.drain(..) {
             // Sending cannot fail, since this task owns the receiver.
             let _ = dry_runs.unbounded_send(dry_run);

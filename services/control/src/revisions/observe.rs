@@ -14,6 +14,7 @@ use pillion_api::names::GROUP;
 use pillion_api::revision::{RevisionBounds, RevisionSpec, object_name};
 use pillion_api::{ClusterInjectionProfile, ClusterProfileRevision, InjectionProfile, ProfileRevision};
 use pillion_engine::profile::{Diagnostic, Limits, ProfileName, ProfileSource};
+use pillion_engine::snapshot::Namespace;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -98,7 +99,11 @@ pub(super) struct RevisionStore {
     pub(super) coverage: Result<Coverage, &'static str>,
     namespaces_changed: bool,
     counts: HashMap<String, i64>,
+    /// The names of opted-in namespaces, by the keys and values of their labels. `None` until they are needed.
+    namespaces_by_label: Option<NamespacesByLabel>,
 }
+
+type NamespacesByLabel = HashMap<Box<str>, HashMap<Box<str>, Vec<Box<str>>>>;
 
 /// The metadata and the status of a profile. The status names the accepted revision.
 #[derive(Deserialize)]
@@ -132,6 +137,7 @@ impl RevisionStore {
             coverage: Ok(Coverage::default()),
             namespaces_changed: true,
             counts: HashMap::new(),
+            namespaces_by_label: None,
         }
     }
 
@@ -433,8 +439,8 @@ impl RevisionStore {
 
     /// Returns the number of opted-in namespaces that a profile may match, as of the last [`Self::reset_counts`].
     pub(super) fn count(&mut self, name: &ProfileName) -> i64 {
-        let good = self.index().state(name).and_then(|state| state.good);
-        let Some(selector) = good.map(|good| good.namespace_selector()) else { return 0 };
+        let good = self.index().state(name).and_then(|state| state.good).cloned();
+        let Some(selector) = good.as_ref().map(|good| good.namespace_selector()) else { return 0 };
         let key = match &name.namespace {
             Some(namespace) => format!("{namespace} {selector:?}"),
             None => format!("{selector:?}"),
@@ -442,16 +448,48 @@ impl RevisionStore {
         if let Some(count) = self.counts.get(&key) {
             return *count;
         }
-        let is_in = |(namespace, known): &(&str, &pillion_engine::snapshot::Namespace)| {
-            known.failure_mode().is_some()
-                && !pillion_api::names::SYSTEM_NAMESPACES.contains(namespace)
-                && name.namespace.as_deref().is_none_or(|own| own == *namespace)
-                && selector.is_none_or(|selector| selector.matches(|key| known.label(key)))
+        let is_in = |name: &str, namespace: &Namespace| {
+            is_counted(name, namespace) && selector.is_none_or(|selector| selector.matches(|key| namespace.label(key)))
         };
-        let count = i64::try_from(self.index().namespaces().filter(is_in).count()).unwrap_or(i64::MAX);
+        let mut by_label = self.namespaces_by_label.take();
+        let is_named = |name: &str| self.index().namespace(name).is_some_and(|namespace| is_in(name, &namespace));
+        let count = match (&name.namespace, selector) {
+            (Some(own), _) => usize::from(is_named(own)),
+            // In a large cluster, a search through all namespaces for each profile would take seconds.
+            (None, Some(selector)) if !selector.match_labels.is_empty() => {
+                let by_label = by_label.get_or_insert_with(|| namespaces_by_label(self.index()));
+                let with = |(key, value): (&String, &String)| by_label.get(&**key)?.get(&**value).map(Vec::as_slice);
+                let lists = selector.match_labels.iter().map(|label| with(label).unwrap_or_default());
+                let fewest = lists.min_by_key(|names| names.len()).unwrap_or_default();
+                fewest.iter().filter(|name| is_named(name)).count()
+            }
+            (None, _) => self.index().namespaces().filter(|(name, namespace)| is_in(name, namespace)).count(),
+        };
+        self.namespaces_by_label = by_label;
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.counts.insert(key, count);
         count
     }
+
+    /// Releases the memory that only [`Self::count`] needs.
+    pub(super) fn end_counting(&mut self) {
+        self.namespaces_by_label = None;
+    }
+}
+
+/// Whether profiles may apply in a namespace.
+fn is_counted(name: &str, namespace: &Namespace) -> bool {
+    namespace.failure_mode().is_some() && !pillion_api::names::SYSTEM_NAMESPACES.contains(&name)
+}
+
+fn namespaces_by_label(index: &Index) -> NamespacesByLabel {
+    let mut by_label = NamespacesByLabel::new();
+    for (name, namespace) in index.namespaces().filter(|(name, namespace)| is_counted(name, namespace)) {
+        for (key, value) in namespace.labels() {
+            by_label.entry(key.into()).or_default().entry(value.into()).or_default().push(name.into());
+        }
+    }
+    by_label
 }
 
 impl RevisionObject {

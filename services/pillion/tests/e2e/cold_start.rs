@@ -31,7 +31,8 @@ const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const FULL_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(5);
 
-fn namespace(number: usize) -> Result<Namespace> {
+/// Returns an opted-in namespace with the labels and annotations of a large platform.
+pub(crate) fn namespace(number: usize) -> Result<Namespace> {
     let team = number % 400;
     Ok(serde_json::from_value(json!({"metadata": {
         "name": format!("team-{team:03}-service-{number:05}"),
@@ -58,7 +59,7 @@ async fn make(control_plane: &ControlPlane, count: usize) -> Result<()> {
 }
 
 /// Returns a profile of 1.5 KB with three expressions.
-fn profile(number: usize) -> Json {
+pub(crate) fn profile(number: usize) -> Json {
     let name = format!("agent-{number:04}");
     json!({
         "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": name},

@@ -26,7 +26,7 @@ use crate::load::{count_from, print_figures};
 use crate::rig::Rig;
 use crate::writers::{Batch, Created, Writers};
 
-pub(crate) use self::report::{machine, program};
+pub(crate) use self::report::{date, machine, program};
 
 /// The number of replicas.
 const REPLICAS: u8 = 3;

@@ -36,6 +36,7 @@ mod in_place_at_scale;
 mod injection;
 mod k6_pods;
 mod kinds;
+mod large_cluster;
 mod lists;
 mod load;
 mod lookups;

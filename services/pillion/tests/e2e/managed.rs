@@ -19,7 +19,7 @@ use pillion_testkit::{ControlPlane, Replica, ReplicaSpec, TestCa, eventually, na
 use serde_json::json;
 
 use crate::rbac::{CONTROLLER, WEBHOOK, kubeconfig};
-use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_crds, names};
+use crate::rig::{NGINX, PATIENCE, Rig, bare_pod, install_crds, names, program};
 use crate::rotation::Damage;
 
 /// The name of the release, and of most of its objects.
@@ -78,15 +78,14 @@ impl Managed {
 
         let file = control_plane.directory().join("controller.yaml");
         std::fs::write(&file, policy)?;
-        let binary = env!("CARGO_BIN_EXE_pillion");
-        let mut spec = ReplicaSpec::of(Role::Controller, binary, kubeconfig(&control_plane, "controller").await?);
+        let mut spec = ReplicaSpec::of(Role::Controller, program(), kubeconfig(&control_plane, "controller").await?);
         spec.args = ["--config", file.to_str().context("a path")?].map(str::to_owned).to_vec();
         let mut running = Vec::new();
         for number in 0..controllers {
             running.push(controller(&spec, namespace::replica_address(CONTROLLERS + number)).await?);
         }
 
-        let mut webhook = ReplicaSpec::new(binary, kubeconfig(&control_plane, "webhook").await?, None);
+        let mut webhook = ReplicaSpec::new(program(), kubeconfig(&control_plane, "webhook").await?, None);
         let secret = format!("{NAMESPACE}/{RELEASE}-serving");
         let args = ["--serving-secret", &secret, "--profiles-from", "revisions", "--drain-minimum", "0"];
         webhook.args = args.map(str::to_owned).to_vec();

@@ -2,6 +2,7 @@
 //! own, and creates one pod after the other.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -48,11 +49,23 @@ pub(crate) struct Created {
 /// The clients of the writers.
 pub(crate) struct Writers(Vec<Client>);
 
-/// A batch that writers share.
-struct Shared {
-    batch: Batch,
-    body: Vec<u8>,
-    paths: Vec<String>,
+/// The creation of one pod.
+pub(crate) struct PodRequest {
+    /// The path and the query.
+    pub(crate) path: String,
+    /// The pod as JSON.
+    pub(crate) body: Vec<u8>,
+    /// A text that the response for an injected pod contains, or `None` if the pod is not injected.
+    pub(crate) injected: Option<String>,
+}
+
+/// The creations that writers share.
+struct Shared<F> {
+    pods: Range<usize>,
+    limit: Duration,
+    rate: Option<u32>,
+    /// Returns the request for the pod with this number.
+    request: F,
     next: AtomicUsize,
     began: Instant,
 }
@@ -67,15 +80,29 @@ impl Writers {
 
     /// Creates the pods of a batch, and waits for all responses.
     pub(crate) async fn create(&self, batch: Batch) -> Result<Created> {
-        let query = if batch.is_stored { "" } else { "?dryRun=All" };
+        let Batch { pod, namespaces, is_stored, pods, limit, rate, injected } = batch;
+        let query = if is_stored { "" } else { "?dryRun=All" };
         let path = |namespace: &String| format!("/api/v1/namespaces/{namespace}/pods{query}");
-        let shared = Arc::new(Shared {
-            body: batch.pod.to_string().into_bytes(),
-            paths: batch.namespaces.iter().map(path).collect(),
-            batch,
-            next: AtomicUsize::new(0),
-            began: Instant::now(),
-        });
+        let (paths, body): (Vec<_>, _) = (namespaces.iter().map(path).collect(), pod.to_string().into_bytes());
+        let request = move |number: usize| PodRequest {
+            path: paths[number % paths.len()].clone(),
+            body: body.clone(),
+            injected: injected.clone(),
+        };
+        self.create_each(0..pods, limit, rate, request).await
+    }
+
+    /// Creates a pod for each number, with its own request, and waits for all responses. Creates no further pods after
+    /// `limit`. `rate` is the number of pods per second, or `None` for as many as possible.
+    pub(crate) async fn create_each(
+        &self,
+        pods: Range<usize>,
+        limit: Duration,
+        rate: Option<u32>,
+        request: impl Fn(usize) -> PodRequest + Send + Sync + 'static,
+    ) -> Result<Created> {
+        let (next, began) = (AtomicUsize::new(pods.start), Instant::now());
+        let shared = Arc::new(Shared { pods, limit, rate, request, next, began });
         let mut writers = JoinSet::new();
         for client in &self.0 {
             let (client, shared) = (client.clone(), Arc::clone(&shared));
@@ -91,27 +118,27 @@ impl Writers {
     }
 }
 
-impl Shared {
+impl<F: Fn(usize) -> PodRequest> Shared<F> {
     /// Creates pods until all have been created.
     async fn write(&self, client: &Client) -> Result<Created> {
         let mut created = Created::default();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if number >= self.batch.pods || self.began.elapsed() >= self.batch.limit {
+            if number >= self.pods.end || self.began.elapsed() >= self.limit {
                 return Ok(created);
             }
-            if let Some(rate) = self.batch.rate {
-                let due = Duration::from_secs(1).saturating_mul(u32::try_from(number)?) / rate;
+            if let Some(rate) = self.rate {
+                let due = Duration::from_secs(1).saturating_mul(u32::try_from(number - self.pods.start)?) / rate;
                 tokio::time::sleep_until((self.began + due).into()).await;
             }
-            let path = &self.paths[number % self.paths.len()];
-            let request = Request::post(path).header("content-type", "application/json").body(self.body.clone())?;
+            let PodRequest { path, body, injected } = (self.request)(number);
+            let request = Request::post(path).header("content-type", "application/json").body(body)?;
             let sent = Instant::now();
             let response = client.request_text(request).await;
             created.took.push(sent.elapsed());
-            match (response, &self.batch.injected) {
+            match (response, injected) {
                 (Err(error), _) => *created.failed.entry(describe(error)).or_default() += 1,
-                (Ok(pod), Some(text)) if !pod.contains(text) => created.not_injected += 1,
+                (Ok(pod), Some(text)) if !pod.contains(&text) => created.not_injected += 1,
                 _ => {}
             }
         }

@@ -172,3 +172,52 @@ fn written_status_does_not_replace_a_later_one() {
     store.add_created(created);
     assert!(exists(&store));
 }
+
+#[test]
+fn counts_namespaces_that_selector_matches() {
+    let mut store = store();
+    let namespaces = [
+        ("shop", "red", "enabled"),
+        ("bank", "red", "required"),
+        ("news", "blue", "enabled"),
+        ("lab", "red", "unknown"),
+        ("kube-system", "red", "enabled"),
+    ];
+    let listed = namespaces.map(|(name, team, mode)| {
+        let labels =
+            [("team", team), ("pillion.dev/injection", mode), ("tier", if name == "bank" { "1" } else { "2" })];
+        Change::Listed((name.into(), Namespace::new(labels, [])))
+    });
+    for change in [Change::Restarted].into_iter().chain(listed).chain([Change::ListComplete]) {
+        store.update(Update::Namespace(change));
+    }
+    let exists = json!([{"key": "team", "operator": "Exists"}]);
+    let not_first = json!([{"key": "tier", "operator": "NotIn", "values": ["1"]}]);
+    for (index, (selector, expected)) in [
+        (json!(null), 3),
+        (json!({"matchLabels": {"team": "red"}}), 2),
+        (json!({"matchLabels": {"team": "red", "tier": "1"}}), 1),
+        (json!({"matchLabels": {"team": "red"}, "matchExpressions": not_first}), 1),
+        (json!({"matchLabels": {"team": "green"}}), 0),
+        (json!({"matchLabels": {"other": "red"}}), 0),
+        (json!({"matchExpressions": exists}), 3),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let metadata = json!({"name": format!("proxy-{index}"), "uid": "1", "generation": 1});
+        let spec = json!({"namespaceSelector": selector, "template": {"metadata": {"labels": {"a": "b"}}}});
+        let profile = StoredProfile::new(serde_json::from_value(metadata).unwrap(), spec);
+        let name = profile.name.clone();
+        store.update(Update::Cluster(Change::Applied(profile)));
+        assert_eq!(store.count(&name), expected, "{selector}");
+    }
+    for (namespace, expected) in [("shop", 1), ("lab", 0), ("unknown", 0)] {
+        let metadata = json!({"namespace": namespace, "name": "own", "uid": "1", "generation": 1});
+        let spec = json!({"template": {"metadata": {"labels": {"a": "b"}}}});
+        let profile = StoredProfile::new(serde_json::from_value(metadata).unwrap(), spec);
+        let name = profile.name.clone();
+        store.update(Update::Namespaced(Change::Applied(profile)));
+        assert_eq!(store.count(&name), expected, "{namespace}");
+    }
+}

@@ -277,7 +277,7 @@ fn rounded(value: f64) -> Json {
     ((value * 1e3).round() / 1e3).into()
 }
 
-fn date() -> String {
+pub(crate) fn date() -> String {
     jiff::Zoned::now().strftime("%F").to_string()
 }
 
