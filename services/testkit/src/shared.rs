@@ -103,7 +103,7 @@ fn state_file(lease: &Path) -> PathBuf {
 pub(crate) struct Lease {
     folder: PathBuf,
     /// The lock on this file is the lease.
-    _lock: File,
+    lock: File,
 }
 
 impl Lease {
@@ -132,23 +132,26 @@ impl Lease {
         // Without this lock, a control plane would look occupied while another test considers it.
         let choosing = File::create(run.folder.join("choosing.lock")).context("cannot create a lock")?;
         choosing.lock().context("cannot lock a file")?;
-        let mut free = Vec::new();
-        for number in 0.. {
-            let path = run.folder.join(format!("{number}.lock"));
-            let is_new = !path.exists();
-            let lock = File::create(path).context("cannot create a lock")?;
-            if lock.try_lock().is_ok() {
-                free.push(Self { folder: run.folder.join(number.to_string()), _lock: lock });
-            }
-            if is_new {
-                break;
-            }
+        let (mut free, mut number) = (Vec::new(), 0);
+        let at = |number: usize| {
+            let lock = File::create(run.folder.join(format!("{number}.lock"))).context("cannot create a lock")?;
+            anyhow::Ok(Self { folder: run.folder.join(number.to_string()), lock })
+        };
+        while run.folder.join(format!("{number}.lock")).exists() {
+            free.push(at(number)?);
+            number += 1;
         }
+        free.retain(|lease| lease.lock.try_lock().is_ok());
         let best = free.into_iter().min_by_key(|lease| {
             let is_reset = !lease.folder.join(USED).exists();
             (!lease.is_kept(), State::of(&lease.folder) != state, !is_reset)
         });
-        best.context("no control plane can be leased")
+        if let Some(best) = best {
+            return Ok(best);
+        }
+        let new = at(number)?;
+        new.lock.try_lock().context("another test has locked a new control plane")?;
+        Ok(new)
     }
 
     /// Returns the lease's folder.
