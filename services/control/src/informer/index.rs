@@ -592,6 +592,7 @@ impl Index {
     }
 
     /// Returns a namespace of the snapshot.
+    #[must_use]
     pub fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
         self.snapshot.namespace(name)
     }

@@ -141,7 +141,7 @@ impl Sizes {
         }
     }
 
-    fn profile(&self, number: usize) -> Json {
+    fn profile(number: usize) -> Json {
         let mut profile = crate::cold_start::profile(number);
         profile["spec"]["namespaceSelector"] = json!({"matchLabels": {"platform.example.com/team": team_name(number)}});
         profile
@@ -186,7 +186,7 @@ impl LargeCluster {
         let managed = Managed::start_without_namespace(builder, POLICY, REPLICAS, CONTROLLERS).await?;
         let control_plane = &managed.rig.control_plane;
         let client = control_plane.client();
-        let _kwok = Kwok::start(control_plane, sizes.nodes).await?;
+        let kwok = Kwok::start(control_plane, sizes.nodes).await?;
         let begun = Instant::now();
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let create = async |number| {
@@ -196,7 +196,7 @@ impl LargeCluster {
         stream::iter(0..sizes.namespaces).map(create).buffer_unordered(WRITERS).try_collect::<()>().await?;
         let profiles: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<ClusterInjectionProfile>(&()));
         let create = async |number| {
-            profiles.create(&PostParams::default(), &serde_json::from_value(sizes.profile(number))?).await?;
+            profiles.create(&PostParams::default(), &serde_json::from_value(Sizes::profile(number))?).await?;
             anyhow::Ok(())
         };
         stream::iter(0..sizes.profiles).map(create).buffer_unordered(WRITERS).try_collect::<()>().await?;
@@ -218,7 +218,7 @@ impl LargeCluster {
         ));
         let (leader, writers) = (managed.leader().await?, Writers::new(control_plane, WRITERS)?);
         let traffic = Traffic::follow(control_plane)?;
-        Ok(Self { sizes, managed, writers, traffic, leader, injected: 0, missing: 0, _kwok })
+        Ok(Self { sizes, managed, writers, traffic, leader, injected: 0, missing: 0, _kwok: kwok })
     }
 
     fn control_plane(&self) -> &ControlPlane {
@@ -374,7 +374,7 @@ impl LargeCluster {
         .await?;
         let elected = begun.elapsed();
         self.wait_until_audited().await?;
-        stage.audited(elected, begun.elapsed() - elected);
+        stage.audited(elected, begun.elapsed().saturating_sub(elected));
         let lists = ApiServerMetrics::read(self.control_plane()).await?.lists_since(&metrics);
         let received = self.traffic.received(pid).await? - received;
         self.managed.controllers.push(controller(&self.managed.spec, old).await?);

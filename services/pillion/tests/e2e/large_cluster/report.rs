@@ -76,7 +76,7 @@ impl Stage {
 
     /// Adds the processor time during the creations, and the memory after them.
     pub(super) fn used(&mut self, before: &Usages, after: &Usages, opted_in: usize) {
-        let used = |name: &str| (after[name].processor - before[name].processor).as_secs_f64() * 1e3;
+        let used = |name: &str| after[name].processor.saturating_sub(before[name].processor).as_secs_f64() * 1e3;
         let replicas = (used("replica_1") + used("replica_2")) / exact(opted_in);
         self.add(
             "replicas_ms",
@@ -125,7 +125,7 @@ impl Stage {
     /// Adds the processor time of processes without work.
     pub(super) fn idle(&mut self, before: &Usages, after: &Usages, lasted: Duration) {
         let percent = |name: &str| {
-            let used = after[name].processor - before[name].processor;
+            let used = after[name].processor.saturating_sub(before[name].processor);
             100.0 * used.as_secs_f64() / lasted.as_secs_f64()
         };
         let replica = percent("replica_1").max(percent("replica_2"));
@@ -143,7 +143,7 @@ impl Stage {
 
     /// Adds what a new leader has used until its audit was complete.
     pub(super) fn changed_leader(&mut self, before: Usage, after: Usage, lists: &BTreeMap<String, f64>, received: u64) {
-        let processor = (after.processor - before.processor).as_secs_f64();
+        let processor = after.processor.saturating_sub(before.processor).as_secs_f64();
         let title = "leader change: processor time of the new leader, s";
         self.add("change_processor_s", title, processor, budget::CHANGE_PROCESSOR);
         let leader = budget::leader(&self.sizes, self.pods / 2);
