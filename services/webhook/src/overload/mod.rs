@@ -406,9 +406,16 @@ mod tests {
         let body = Bytes::from(vec![b' '; 2 * SMALL]);
         let class = request::class(&overload.keys, &body);
         let far = overload.deadline(None);
-        let (first, second) = (overload.permit(&body, far), overload.permit(&body, far));
-        tokio::pin!(first, second);
-        assert!(futures::poll!(first.as_mut()).is_pending() && futures::poll!(second.as_mut()).is_pending());
+        // The requests of another namespace keep the queue from becoming empty, which would end all debts.
+        let mut other = br#"{"request":{"namespace":"other"}}"#.to_vec();
+        other.resize(2 * SMALL, b' ');
+        let other = Bytes::from(other);
+        assert_ne!(request::class(&overload.keys, &other), class);
+        let first = overload.permit(&body, far);
+        let (second, third) = (overload.permit(&other, far), overload.permit(&other, far));
+        tokio::pin!(first, second, third);
+        assert!(futures::poll!(first.as_mut()).is_pending());
+        assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
         let time = Duration::from_millis(10);
         // Each thread has a clock of its own. Measured from the time of this thread, the work would be free.
         decision_queue::compute_for(2 * time);
