@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pillion_api::names::FailureMode;
+use pillion_engine::decision::ProfileDecision;
 use pillion_engine::profile::{CompiledProfile, ProfileName, compile};
 use pillion_engine::review::{Decided, Endpoint, Facts, Review};
 use pillion_engine::snapshot::{Namespace, ProfileSet, Snapshot};
@@ -329,43 +330,42 @@ fn checks_of_many_profiles_are_charged() {
     }
 }
 
+/// Returns the decision of a profile about the creation of [`pod`], with this deadline.
+fn decide_until(profile: &Arc<CompiledProfile>, deadline: Option<Instant>) -> ProfileDecision {
+    let namespace = Namespace::opted_in(FailureMode::Enabled);
+    let profiles = ProfileSet::new([Arc::clone(profile)]);
+    let snapshot = Snapshot::new(profiles).with_namespace("team-a", Some(namespace.clone()));
+    let facts = Facts { namespace: Some(Arc::new(namespace)), deadline, ..Facts::default() };
+    let body = review(&pod());
+    let review = Review::parse(&body).unwrap();
+    let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts).unwrap();
+    decided.decision.profiles[0].clone()
+}
+
+/// Whether the deadline ended an evaluation of the profile.
+fn has_ended_at_deadline(decision: &ProfileDecision) -> bool {
+    decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"))
+}
+
 #[test]
 fn expressions_end_at_request_deadline() {
     let profile = tenant("long", annotated(&[], "${string(lists.range(10000).all(i, i >= 0))}")).unwrap();
-    let namespace = Namespace::opted_in(FailureMode::Enabled);
-    let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
-    let body = review(&pod());
     for (deadline, expected) in [(None, "injected"), (Some(Instant::now()), "expression_failed")] {
-        let facts = Facts { namespace: Some(Arc::new(namespace.clone())), deadline, ..Facts::default() };
-        let review = Review::parse(&body).unwrap();
-        let decided = review.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts).unwrap();
-        let decision = &decided.decision.profiles[0];
+        let decision = decide_until(&profile, deadline);
         assert_eq!(decision.reason.as_str(), expected, "{decision:?}");
-        let ended = decision.detail.as_deref().is_some_and(|detail| detail.contains("the deadline of the request"));
-        assert_eq!(ended, deadline.is_some(), "{decision:?}");
+        assert_eq!(has_ended_at_deadline(&decision), deadline.is_some(), "{decision:?}");
     }
 }
 
 #[test]
 fn deadline_ends_running_expression() {
     let profile = tenant("long", annotated(&[], "${string(lists.range(20000).all(i, i >= 0))}")).unwrap();
-    let namespace = Namespace::opted_in(FailureMode::Enabled);
-    let snapshot = Snapshot::new(ProfileSet::new([profile])).with_namespace("team-a", Some(namespace.clone()));
-    let body = review(&pod());
-    let decide = |deadline| {
-        let facts = Facts { namespace: Some(Arc::new(namespace.clone())), deadline, ..Facts::default() };
-        let began = Instant::now();
-        let decided = Review::parse(&body).unwrap();
-        let decided = decided.decide(Endpoint::FailureMode(FailureMode::Enabled), &snapshot, &facts).unwrap();
-        (decided.decision.profiles[0].clone(), began.elapsed())
-    };
-    let (complete, took) = decide(None);
+    let began = Instant::now();
+    let complete = decide_until(&profile, None);
+    let took = began.elapsed();
     assert_eq!(complete.reason.as_str(), "injected", "{complete:?}");
     // On a busy machine, a decision may pause before the evaluation or end before the deadline.
-    let ends_midway = (0..100).any(|_| {
-        let (ended, _) = decide(Some(Instant::now() + took / 2));
-        ended.detail.is_some_and(|detail| detail.contains("the deadline of the request"))
-    });
+    let ends_midway = (0..100).any(|_| has_ended_at_deadline(&decide_until(&profile, Some(Instant::now() + took / 2))));
     assert!(ends_midway, "no decision of {took:?} ended at half of its time");
 }
 

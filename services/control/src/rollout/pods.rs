@@ -117,7 +117,6 @@ impl Task {
         ongoing: &mut Vec<(String, Disruption)>,
     ) -> kube::Result<()> {
         let mut known = self.known.remove(change.name).unwrap_or_default();
-        known.evictions.planned.clear();
         let done = self.change_with(change, candidates, limit, ongoing, &mut known).await;
         self.known.insert(change.name.to_owned(), known);
         done

@@ -288,7 +288,10 @@ impl Task {
         let begun = steps::start(&situation);
         let (phase, percent) = ((revision.to_owned(), begun.since.0.as_second()), steps::percent(&situation, &begun));
         let in_share = if restarts { in_share(percent, name, revision, &pods) } else { HashSet::new() };
-        self.known.entry(name.to_owned()).or_default().evictions.restore(profile.upgrade.as_ref(), &phase);
+        let evictions = &mut self.known.entry(name.to_owned()).or_default().evictions;
+        evictions.restore(profile.upgrade.as_ref(), &phase);
+        // The plan of a round that failed may not fit the state of this one.
+        evictions.planned.clear();
         self.follow_evictions(name, &phase, &pods).await?;
         let known = self.known.entry(name.to_owned()).or_default();
         let has_obstacle = |pod: &ProfilePod, to: &str| known.obstacle(pod.uid, to).is_some();
