@@ -159,6 +159,15 @@ fn env() -> impl Strategy<Value = Json> {
     })
 }
 
+/// Puts `prefix` before the names of everything that `template` adds, also before names in computed lists.
+fn renamed(template: &Json, prefix: &str) -> Json {
+    let text = template.to_string();
+    let text = text.replace("\"name\":\"", &format!("\"name\":\"{prefix}"));
+    let text = text.replace("'name': '", &format!("'name': '{prefix}"));
+    // The parameter keeps its name, because expressions read it.
+    serde_json::from_str(&text.replace(&format!("{prefix}hold"), "hold")).unwrap()
+}
+
 prop_compose! {
     fn profile()(
         sidecar in prop::option::of((env(), any::<bool>(), any::<bool>())),
@@ -186,7 +195,7 @@ prop_compose! {
         if let Some((env, types)) = patch {
             // If a patch set the same variables in the profile's own container, it would contradict the template.
             let env = if types.contains(&"Injected") {
-                serde_json::from_str(&env.to_string().replace("\"name\":\"", "\"name\":\"R")).unwrap()
+                renamed(&env, "R")
             } else {
                 env
             };
@@ -262,11 +271,9 @@ proptest! {
         pod in pod(), profiles in prop::collection::vec(profile(), 1..3), edits in edits(),
     ) {
         // Two profiles that replace the same value would contradict each other.
-        let texts: Vec<_> = profiles.iter().enumerate().map(|(number, profile)| {
-            let text = profile.to_string();
-            if number == 0 { text } else { text.replace("\"name\":\"", &format!("\"name\":\"{number}")).replace("1hold", "hold") }
+        let profiles: Vec<Json> = profiles.iter().enumerate().map(|(number, profile)| {
+            if number == 0 { profile.clone() } else { renamed(profile, &number.to_string()) }
         }).collect();
-        let profiles: Vec<Json> = texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
         let snapshot = compiled(&profiles);
         let (first, _) = respond(&review(&pod), &snapshot);
         let after = edited(patched(&review(&pod), &first), &edits);

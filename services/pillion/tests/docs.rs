@@ -473,6 +473,29 @@ fn names_in_recipes_of_architecture_page_exist() {
     assert_eq!(unknown_names(&text, &sources), ["Term::led", &unknown]);
 }
 
+/// Returns the names of the modules that a crate's root file declares outside test code.
+fn declared_modules(root: &str) -> Vec<&str> {
+    let names = root.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'));
+    names.filter(|name| *name != "tests").collect()
+}
+
+#[test]
+fn architecture_page_lists_every_module() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let mut modules = 0;
+    for member in fs::read_dir(root().join("services")).unwrap() {
+        let member = member.unwrap();
+        let sources = member.path().join("src");
+        let file = ["lib.rs", "main.rs"].map(|file| sources.join(file)).into_iter().find(|file| file.exists()).unwrap();
+        for module in declared_modules(&fs::read_to_string(&file).unwrap()) {
+            let link = format!("| [`{module}`](../services/{}/src/{module}", member.file_name().display());
+            assert!(page.contains(&link), "docs/architecture.md has no line for module {module} of {}", file.display());
+            modules += 1;
+        }
+    }
+    assert!(modules > 100, "only {modules} modules were found");
+}
+
 #[test]
 fn broken_links_are_found() {
     let page = root().join("docs/page.md");

@@ -31,7 +31,9 @@ use crate::admission::{Admission, LookupResults, Next, RequestContext, ReviewRes
 use crate::body::{self, Budget, BufferedBody, Limits, Sender, SharedLimits};
 use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::clients::client_address;
-use crate::overload::{self, Deadline, Overload, Permit, RequestPermit, Shed, UnfinishedBodies, UnfinishedBounds};
+use crate::overload::{
+    self, Deadline, Overload, Permit, RequestPermit, Shed, Unfinished, UnfinishedBodies, UnfinishedBounds,
+};
 use crate::refusal::{RESPONSE_BYTES, Refusal};
 use crate::trace::RequestSpan;
 
@@ -302,8 +304,10 @@ impl Service {
         deadline: Deadline,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let done = self.overload.review_profile(client, deadline, work).await.map_err(Refusal::Shed)?;
-        done.map_err(|panic| Refusal::from_panic(&*panic))
+        self.overload.review_profile(client, deadline, work).await.map_err(|unfinished| match unfinished {
+            Unfinished::Shed(shed) => Refusal::Shed(shed),
+            Unfinished::Panicked(panic) => Refusal::from_panic(&*panic),
+        })
     }
 
     /// Answers a connectivity check, which proves that an API server reaches a replica. The controller makes each API

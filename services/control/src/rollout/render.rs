@@ -73,6 +73,14 @@ pub enum PlanError {
     Simulation(#[from] SimulationError),
 }
 
+/// Why a pod cannot be created with other revisions.
+enum RevisionError {
+    /// The reason. Another attempt fails too.
+    Unavailable(String),
+    /// The error of this attempt.
+    Failed(PlanError),
+}
+
 /// Plans upgrades.
 pub struct Planner {
     client: Client,
@@ -144,9 +152,10 @@ impl Planner {
                 if targets.keys().any(|profile| pins.split(',').any(|word| is_pin(word, profile))) {
                     return impossible("its author has pinned a revision");
                 }
-                let after = match self.with_revisions(active, &wanted).await? {
+                let after = match self.with_revisions(active, &wanted).await {
                     Ok(after) => self.create(&original, (name, &namespace), &after).await?,
-                    Err(why) => return impossible(&why),
+                    Err(RevisionError::Unavailable(why)) => return impossible(&why),
+                    Err(RevisionError::Failed(error)) => return Err(error),
                 };
                 (after, wanted)
             }
@@ -157,10 +166,11 @@ impl Planner {
         if has == wanted {
             return Ok(PodUpgrade::Current);
         }
-        let before = match self.with_revisions(active, &has).await? {
+        let before = match self.with_revisions(active, &has).await {
             Ok(before) => self.create(&original, (name, &namespace), &before).await?,
             // The changes in place are unknown, but a new pod would get the revisions.
-            Err(why) => return Ok(PodUpgrade::Recreate(vec![why])),
+            Err(RevisionError::Unavailable(why)) => return Ok(PodUpgrade::Recreate(vec![why])),
+            Err(RevisionError::Failed(error)) => return Err(error),
         };
         let changes = match plan(&running, &before, &after, &added) {
             PodPlan::Same => Vec::new(),
@@ -185,28 +195,26 @@ impl Planner {
         Ok(created.1)
     }
 
-    /// Returns the active profiles, with these revisions instead of the active ones. The inner error is the reason why
-    /// that is impossible.
+    /// Returns the active profiles, with these revisions instead of the active ones.
     async fn with_revisions(
         &self,
         active: &Snapshot,
         revisions: &BTreeMap<String, String>,
-    ) -> Result<Result<Snapshot, String>, PlanError> {
+    ) -> Result<Snapshot, RevisionError> {
         let mut profiles: Vec<Arc<CompiledProfile>> = active.profiles().iter().map(Arc::clone).collect();
         for (name, revision) in revisions {
             let Some(profile) = profiles.iter_mut().find(|profile| profile.display_name() == &**name) else {
-                return Ok(Err(format!("profile {name} is no longer active")));
+                return Err(RevisionError::Unavailable(format!("profile {name} is no longer active")));
             };
             if profile.revision() == &**revision {
                 continue;
             }
             let key = RevisionKey { profile: profile.name().clone(), revision: revision.as_str().into() };
-            match self.revision(key).await? {
-                Some(found) => *profile = found,
-                None => return Ok(Err(format!("revision {revision} of profile {name} is no longer stored"))),
-            }
+            *profile = self.revision(key).await.map_err(RevisionError::Failed)?.ok_or_else(|| {
+                RevisionError::Unavailable(format!("revision {revision} of profile {name} is no longer stored"))
+            })?;
         }
-        Ok(Ok(active.with_profiles(ProfileSet::new(profiles))))
+        Ok(active.with_profiles(ProfileSet::new(profiles)))
     }
 
     async fn revision(&self, key: RevisionKey) -> Result<Option<Arc<CompiledProfile>>, PlanError> {

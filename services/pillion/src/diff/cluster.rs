@@ -26,10 +26,9 @@ use pillion_json::OwnedTape;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
-use super::{Compared, Rendered};
-use super::{DiffArgs, DiffError};
+use super::{Compared, DiffArgs, Rendered};
 use crate::config::{Overrides, WebhookPolicy};
-use crate::load::{self, Written};
+use crate::load::{self, LoadError, Written};
 use crate::output::Progress;
 use crate::workload::{Owners, Workload, controller};
 
@@ -42,9 +41,9 @@ struct DiffInputs {
 }
 
 /// Compares a pod of each workload.
-pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> {
+pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, LoadError> {
     let (client, release) = args.at.connect().await?;
-    let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(DiffError::Problems)?;
+    let policy = args.config.load::<WebhookPolicy>(&Overrides::default()).map_err(LoadError::Problems)?;
     let served = audit::served(&client, &release).await?;
     let before = served.snapshot.as_ref().clone().with_guardrails(policy.guardrails.clone());
     let after = changed(&client, &before, &args.profiles).await?;
@@ -91,14 +90,14 @@ pub(super) async fn compare(args: DiffArgs) -> Result<Vec<Compared>, DiffError> 
 
 /// Returns the active profiles, in which profiles from files replace the stored ones of the same name. Profiles that
 /// extend a profile from a file are recompiled.
-async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, DiffError> {
+async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Result<ProfileSet, LoadError> {
     let stored = stored(client).await?;
     let cluster = stored.iter().filter(|(name, _)| name.namespace.is_none());
     let others: BTreeMap<Box<str>, ProfileSpec> =
         cluster.map(|(name, spec)| (name.name.clone(), spec.clone())).collect();
     let loaded = load::profiles_among(paths, &others);
     if !loaded.problems.is_empty() {
-        return Err(DiffError::Problems(loaded.problems));
+        return Err(LoadError::Problems(loaded.problems));
     }
     let mut library = Library(others);
     for Written { name, spec, .. } in loaded.texts.into_iter().filter(|text| text.name.namespace.is_none()) {

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 
-use super::{Compared, DiffArgs, DiffError, Position, Rendered};
+use super::{Compared, DiffArgs, Position, Rendered};
 use crate::inject;
 use crate::inject::objects::{self, Place};
 use crate::inject::simulated_cluster::{self, KnownObjects, SimulatedCluster};
-use crate::load::{self, Problem};
+use crate::load::{self, LoadError, Problem};
 
 /// Files that mark a folder as the input of a tool, and the command that writes its manifests.
 const UNRENDERED: [(&str, &str); 4] = [
@@ -34,7 +34,7 @@ struct Manifest {
 type Key = (String, usize);
 
 /// Compares each pod of the manifests.
-pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
+pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, LoadError> {
     let inputs = args.files.iter().chain(&args.against_files).filter(|file| file.as_os_str() == "-").count();
     if inputs > 1 {
         return Err(anyhow!(
@@ -72,9 +72,8 @@ pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, DiffError> {
     Ok(compared)
 }
 
-fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, DiffError> {
-    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespaces.named(), &args.config)?
-        .map_err(DiffError::Problems)
+fn simulated(args: &DiffArgs, profiles: &[PathBuf]) -> Result<SimulatedCluster, LoadError> {
+    SimulatedCluster::configured(profiles, args.namespace_file.as_deref(), args.namespaces.named(), &args.config)
 }
 
 fn is_empty_folder(path: &Path) -> bool {
@@ -82,7 +81,7 @@ fn is_empty_folder(path: &Path) -> bool {
 }
 
 /// Reads manifests, with the positions of their pods.
-fn read(paths: &[PathBuf]) -> Result<Vec<Manifest>, DiffError> {
+fn read(paths: &[PathBuf]) -> Result<Vec<Manifest>, LoadError> {
     let (mut manifests, mut problems) = (Vec::new(), Vec::new());
     for path in paths {
         let mut files = Vec::new();
@@ -111,7 +110,7 @@ fn read(paths: &[PathBuf]) -> Result<Vec<Manifest>, DiffError> {
             }));
         }
     }
-    if problems.is_empty() { Ok(manifests) } else { Err(DiffError::Problems(problems)) }
+    if problems.is_empty() { Ok(manifests) } else { Err(LoadError::Problems(problems)) }
 }
 
 /// Adds a file, or the YAML and JSON files in a folder and its subfolders, sorted. Hidden files and folders are skipped,

@@ -27,7 +27,7 @@ use crate::args;
 use crate::args::{ClusterArgs, NamespaceArgs};
 use crate::config::ConfigArg;
 use crate::exit::Exit;
-use crate::load::Problem;
+use crate::load::LoadError;
 use crate::output;
 
 /// The help of `--namespace`. Unlike in other commands, the flag also applies to manifests.
@@ -86,20 +86,6 @@ enum DiffForm {
     Sarif,
 }
 
-/// Why the comparison failed.
-enum DiffError {
-    /// Problems in files.
-    Problems(Vec<Problem>),
-    /// Any other error.
-    Other(anyhow::Error),
-}
-
-impl<E: Into<anyhow::Error>> From<E> for DiffError {
-    fn from(error: E) -> Self {
-        Self::Other(error.into())
-    }
-}
-
 /// Prints the differences.
 pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
     let output = args.output;
@@ -113,11 +99,11 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
     };
     let compared = match compared {
         Ok(compared) => compared,
-        Err(DiffError::Problems(problems)) => {
+        Err(LoadError::Problems(problems)) => {
             output::problems(&problems)?;
             return Ok(Exit::Failure);
         }
-        Err(DiffError::Other(error)) => return Err(error),
+        Err(LoadError::Other(error)) => return Err(error),
     };
     match output {
         DiffForm::Text => {

@@ -33,7 +33,7 @@ use crate::availability::{self, WebhookDeployment};
 use crate::config::WebhookPolicy;
 use crate::finding::{Code, Finding, ObjectRef};
 use crate::installation::{Installation, endpoints, own_configuration};
-use crate::load::{self, Problem, Source, yaml};
+use crate::load::{self, LoadError, Problem, Source, yaml};
 use crate::workload::MAX_OWNERS;
 
 /// The maximum number of pods of a workload or a namespace that are checked.
@@ -435,11 +435,11 @@ pub(crate) fn expand_lists(documents: impl IntoIterator<Item = Value>) -> Vec<Va
 /// Gathers the facts from files.
 ///
 /// # Errors
-/// A file cannot be read. Problems of profiles are returned as the inner error.
-pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> anyhow::Result<Result<ExplainFacts, Vec<Problem>>> {
+/// A file cannot be read, or a profile has problems.
+pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> Result<ExplainFacts, LoadError> {
     let loaded = load::profiles_in(inputs.profiles, inputs.namespace);
     if !loaded.problems.is_empty() {
-        return Ok(Err(loaded.problems));
+        return Err(LoadError::Problems(loaded.problems));
     }
     let configurations = inputs.webhooks_file.map(|file| {
         let is_one =
@@ -448,7 +448,8 @@ pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> anyhow::Result<Result
             objects(file)?.into_iter().filter(is_one).map(serde_json::from_value).collect();
         found.with_context(|| format!("cannot read the MutatingWebhookConfigurations in {}", file.display()))
     });
-    around(loaded.profiles, namespace(inputs)?, configurations.transpose()?, inputs.policy, inputs.release).map(Ok)
+    let configurations = configurations.transpose()?;
+    Ok(around(loaded.profiles, namespace(inputs)?, configurations, inputs.policy, inputs.release)?)
 }
 
 /// Returns the facts for these profiles in a namespace. `configurations` are the webhook configurations; `None`: the

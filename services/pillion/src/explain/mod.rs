@@ -36,6 +36,7 @@ use crate::args::block_on;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::exit::Exit;
 use crate::finding::{self, Finding};
+use crate::load::LoadError;
 use crate::output::{self, Form};
 
 /// Arguments of `pillion explain`.
@@ -236,12 +237,13 @@ fn offline(args: &ExplainArgs) -> anyhow::Result<Answer> {
         release: &release,
         namespace: &namespace,
     };
-    let facts = match gather::offline_facts(&inputs)? {
+    let facts = match gather::offline_facts(&inputs) {
         Ok(facts) => facts,
-        Err(problems) => {
+        Err(LoadError::Problems(problems)) => {
             output::problems(&problems)?;
             return Ok(Answer::InvalidProfiles);
         }
+        Err(LoadError::Other(error)) => return Err(error),
     };
     for question in &mut questions {
         gather::complete(question, &facts, &objects);

@@ -21,7 +21,7 @@ use self::objects::{Changed, Output};
 use self::simulated_cluster::{KnownObjects, SimulatedCluster};
 use crate::config::ConfigArg;
 use crate::exit::Exit;
-use crate::load::{Problem, Source, typed, yaml};
+use crate::load::{LoadError, Problem, Source, typed, yaml};
 use crate::output;
 
 /// Arguments of `pillion inject`.
@@ -59,9 +59,10 @@ pub(crate) struct InjectArgs {
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<Exit> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =
-        match SimulatedCluster::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config)? {
+        match SimulatedCluster::configured(&profiles, namespace_file.as_deref(), namespace.as_deref(), &config) {
             Ok(simulated) => simulated,
-            Err(problems) => return wrong(&problems),
+            Err(LoadError::Problems(problems)) => return wrong(&problems),
+            Err(LoadError::Other(error)) => return Err(error),
         };
     if let Some(file) = review {
         return answer(&file, &simulated, quiet);

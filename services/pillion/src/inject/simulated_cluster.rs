@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::objects::Place;
 use crate::config::{ConfigArg, Overrides, WebhookPolicy};
-use crate::load::{self, Problem, Source, typed, yaml};
+use crate::load::{self, LoadError, Problem, Source, typed, yaml};
 use crate::trial;
 
 /// Profiles, namespaces, and the namespace of objects that do not set one.
@@ -36,25 +36,25 @@ impl SimulatedCluster {
     /// Reads profiles, namespaces and the webhook's policy file.
     ///
     /// # Errors
-    /// The cluster facts are invalid. Problems of the files are returned as the inner error.
+    /// The files have problems, or the cluster facts are invalid.
     pub(crate) fn configured(
         profiles: &[PathBuf],
         namespaces: Option<&Path>,
         default_namespace: Option<&str>,
         config: &ConfigArg,
-    ) -> anyhow::Result<Result<Self, Vec<Problem>>> {
+    ) -> Result<Self, LoadError> {
         let (simulated, mut problems) = Self::load(profiles, namespaces, default_namespace);
         match (simulated, config.load::<WebhookPolicy>(&Overrides::default())) {
             (Some(simulated), Ok(policy)) if problems.is_empty() => {
                 let cluster = policy.cluster_facts()?;
                 let opt_in = policy.opt_in();
-                Ok(Ok(simulated.guarded(policy.guardrails).opting_in_by(&opt_in).with_cluster(cluster)))
+                Ok(simulated.guarded(policy.guardrails).opting_in_by(&opt_in).with_cluster(cluster))
             }
             (_, Err(more)) => {
                 problems.extend(more);
-                Ok(Err(problems))
+                Err(LoadError::Problems(problems))
             }
-            _ => Ok(Err(problems)),
+            _ => Err(LoadError::Problems(problems)),
         }
     }
 

@@ -27,7 +27,7 @@ use pillion_api::{
 use pillion_engine::profile::{CompiledProfile, ProfileName};
 
 pub(crate) use self::defaults::Defaults;
-pub(crate) use self::problem::{Problem, Severity, Source};
+pub(crate) use self::problem::{LoadError, Problem, Severity, Source};
 use self::together::{CollectedProfiles, Text};
 use self::yaml::Node;
 

@@ -53,6 +53,21 @@ pub(crate) enum Severity {
     Warning,
 }
 
+/// Why a command cannot use its files.
+#[derive(Debug)]
+pub(crate) enum LoadError {
+    /// Problems in files.
+    Problems(Vec<Problem>),
+    /// Any other error.
+    Other(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for LoadError {
+    fn from(error: E) -> Self {
+        Self::Other(error.into())
+    }
+}
+
 /// A problem in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {

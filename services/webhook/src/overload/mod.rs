@@ -47,6 +47,15 @@ const NICE_INCREMENT: i32 = 10;
 /// The payload of a caught panic.
 pub(crate) type PanicPayload = Box<dyn Any + Send>;
 
+/// Why the work of a profile's review did not finish.
+#[derive(Debug)]
+pub(crate) enum Unfinished {
+    /// The replica shed the request.
+    Shed(Shed),
+    /// The work panicked.
+    Panicked(PanicPayload),
+}
+
 /// Limits on concurrent requests and on their time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -207,19 +216,24 @@ impl Overload {
 
     /// Runs `work` on the thread for profiles, in an order that is fair between clients. If `work` exceeds the
     /// deadline, the caller does not wait for it, but its permit is returned only when it is done.
+    ///
+    /// # Errors
+    /// The request was shed, or `work` panicked.
     pub(crate) async fn review_profile<T: Send + 'static>(
         &self,
         client: IpAddr,
         deadline: Deadline,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Result<T, PanicPayload>, Shed> {
+    ) -> Result<T, Unfinished> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
             // The classes of this queue are client addresses and not tenants, so this reason does not apply.
-            Shed::TenantQueueFull => Shed::QueueFull,
-            shed => shed,
+            Shed::TenantQueueFull => Unfinished::Shed(Shed::QueueFull),
+            shed => Unfinished::Shed(shed),
         })?;
-        timeout_at(deadline.0, self.profile_thread.run(with_permit(permit, work))).await.map_err(|_| Shed::Deadline)
+        let running = self.profile_thread.run(with_permit(permit, work));
+        let finished = timeout_at(deadline.0, running).await.map_err(|_| Unfinished::Shed(Shed::Deadline))?;
+        finished.map_err(Unfinished::Panicked)
     }
 
     /// Counts a rejected request.
@@ -387,14 +401,17 @@ mod tests {
         }
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         let other = IpAddr::from([192, 0, 2, 2]);
-        assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(Shed::Deadline)));
+        assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(Unfinished::Shed(Shed::Deadline))));
         go_on.send(()).unwrap();
         compiling.await.unwrap().unwrap().unwrap();
-        overload.review_profile(other, far, || ()).await.unwrap().unwrap();
+        overload.review_profile(other, far, || ()).await.unwrap();
         // The caller does not wait for work that exceeds the deadline.
         let (go_on, waiting) = mpsc::channel::<()>();
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
-        assert!(matches!(overload.review_profile(other, soon, move || waiting.recv()).await, Err(Shed::Deadline)));
+        assert!(matches!(
+            overload.review_profile(other, soon, move || waiting.recv()).await,
+            Err(Unfinished::Shed(Shed::Deadline))
+        ));
         go_on.send(()).unwrap();
     }
 
