@@ -161,7 +161,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     Err(error) => {
                         let error = chain(&error);
                         warn!(profile = %profile.name, error, "the profile could not be read again; trying again");
-                        schedule.end_pass(PassResult::Failed, now);
+                        schedule.end_pass(PassResult::Failed, Duration::ZERO, now);
                     }
                 }
                 continue;
@@ -182,7 +182,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     // Sending cannot fail, since this task owns the receiver.
                     let _ = to_read.unbounded_send(profile);
                 }
-                Pass { start, rounds: 0, failed: HashSet::new(), is_outdated: false }
+                Pass { start, planning: Duration::ZERO, rounds: 0, failed: HashSet::new(), is_outdated: false }
             }
             result = written, if is_writing => {
                 let Some((mut pass, _)) = round.take() else { continue };
@@ -195,7 +195,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
         match pass.next_round(&mut store, &writer, &dry_runs, settings.planning()) {
             Ok(next) => round = Some(next),
             Err((pass, result)) => {
-                schedule.end_pass(result, Instant::now());
+                schedule.end_pass(result, pass.planning, Instant::now());
                 if let Some(at) = store.dry_runs.next_after(pass.start) {
                     schedule.schedule_by(at);
                 }
@@ -268,6 +268,8 @@ type Writes = BoxFuture<'static, Vec<(Arc<StoredProfile>, ActionResult)>>;
 /// same pass, and does not block others.
 struct Pass {
     start: Instant,
+    /// How long the plans of all rounds took.
+    planning: Duration,
     rounds: usize,
     failed: HashSet<ProfileName>,
     /// Whether some profile had changed before it was written.
@@ -292,6 +294,7 @@ impl Pass {
             return Err((self, result.max(PassResult::Incomplete)));
         }
         self.rounds += 1;
+        let start = Instant::now();
         store.remove_stale();
         let all: Vec<_> =
             store.index().stored().filter(|stored| !self.failed.contains(&stored.name)).cloned().collect();
@@ -305,6 +308,7 @@ impl Pass {
             }
         }
         store.end_counting();
+        self.planning += start.elapsed();
         for dry_run in store.due_dry_runs.drain(..) {
             // Sending cannot fail, since this task owns the receiver.
             let _ = dry_runs.unbounded_send(dry_run);

@@ -5,6 +5,9 @@
 //! A change does not bring forward the retry of failed writes. In a large cluster, something always changes, and each
 //! pass repeats all plans and all failing writes.
 //!
+//! The plans of a large cluster take long, and its profiles change often. So after each pass, the next change waits
+//! [`REST`] times as long as the plans took: planning takes at most about a tenth of a core.
+//!
 //! [`Budget`] limits Events and dry runs. Each namespace may use a burst at once, and then one more after each pause. A
 //! namespace that has used up its budget takes nothing from the budget of others. All namespaces together have a limit
 //! too, so that thousands of them do not overload the API server. Cluster profiles have a separate budget.
@@ -15,6 +18,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Settings;
+
+/// How many times longer than its plans the pause after a pass lasts.
+const REST: u32 = 9;
+/// The longest pause after a pass.
+const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// Result of a pass over all profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,13 +43,15 @@ pub(super) struct Schedule {
     pass_at: Option<Instant>,
     /// The time before which no pass starts, even after a change.
     retry_at: Option<Instant>,
+    /// The end of the pause after the last pass.
+    rested_at: Option<Instant>,
     counted_at: Option<Instant>,
 }
 
 impl Schedule {
     /// Creates a schedule without any pass before the first change.
     pub(super) const fn new(settings: Settings) -> Self {
-        Self { settings, pass_at: None, retry_at: None, counted_at: None }
+        Self { settings, pass_at: None, retry_at: None, rested_at: None, counted_at: None }
     }
 
     /// Returns the time of the next pass; `None` until something changes.
@@ -51,7 +61,8 @@ impl Schedule {
 
     /// Records a change.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.schedule_by(now + self.settings.settle);
+        let settled = now + self.settings.settle;
+        self.schedule_by(self.rested_at.map_or(settled, |rested| rested.max(settled)));
     }
 
     /// Records the start of a pass. Returns whether the pass counts namespaces: namespaces have changed, and the last
@@ -69,8 +80,9 @@ impl Schedule {
         again.is_none()
     }
 
-    /// Records the end of a pass.
-    pub(super) fn end_pass(&mut self, result: PassResult, now: Instant) {
+    /// Records the end of a pass, whose plans took this computing time.
+    pub(super) fn end_pass(&mut self, result: PassResult, planning: Duration, now: Instant) {
+        self.rested_at = self.rested_at.max(Some(now + planning.saturating_mul(REST).min(LONGEST_REST)));
         match result {
             PassResult::Complete => {}
             PassResult::Incomplete => self.schedule_by(now + self.settings.retry),
@@ -181,24 +193,40 @@ mod tests {
         assert_eq!(schedule.next_pass(), Some(start + SETTLE));
         assert!(!schedule.start_pass(false, start + SETTLE));
         let ended = start + SETTLE;
-        schedule.end_pass(PassResult::Failed, ended);
+        schedule.end_pass(PassResult::Failed, Duration::ZERO, ended);
         for passed in [0, 100, 500, 1_999] {
             schedule.changed(ended + Duration::from_millis(passed));
             assert_eq!(schedule.next_pass(), Some(ended + RETRY), "after {passed} ms");
         }
         // One pass handles all changes, so no other pass is scheduled.
         schedule.start_pass(false, ended + RETRY);
-        schedule.end_pass(PassResult::Complete, ended + RETRY);
+        schedule.end_pass(PassResult::Complete, Duration::ZERO, ended + RETRY);
         assert_eq!(schedule.next_pass(), None);
         schedule.changed(ended + RETRY);
         assert_eq!(schedule.next_pass(), Some(ended + RETRY + SETTLE));
     }
 
     #[test]
+    fn long_plans_delay_next_pass() {
+        let (start, mut schedule) = (Instant::now(), schedule());
+        for (planning, pause) in [(0, 100), (5, 100), (50, 450), (200, 1_800), (10_000, 5_000)] {
+            schedule.start_pass(false, start);
+            schedule.end_pass(PassResult::Complete, Duration::from_millis(planning), start);
+            assert_eq!(schedule.next_pass(), None);
+            schedule.changed(start);
+            assert_eq!(schedule.next_pass(), Some(start + Duration::from_millis(pause)), "plans of {planning} ms");
+        }
+        let later = start + 2 * LONGEST_REST;
+        schedule.start_pass(false, start);
+        schedule.changed(later);
+        assert_eq!(schedule.next_pass(), Some(later + SETTLE));
+    }
+
+    #[test]
     fn outdated_pass_is_repeated_after_next_change() {
         let (start, mut schedule) = (Instant::now(), schedule());
         schedule.start_pass(false, start);
-        schedule.end_pass(PassResult::Incomplete, start);
+        schedule.end_pass(PassResult::Incomplete, Duration::ZERO, start);
         assert_eq!(schedule.next_pass(), Some(start + RETRY), "the pass is repeated even without a change");
         schedule.changed(start);
         assert_eq!(schedule.next_pass(), Some(start + SETTLE));
