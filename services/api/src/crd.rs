@@ -219,7 +219,7 @@ fn structural<T: schemars::JsonSchema>() -> Value {
     schema
 }
 
-/// Removes parts that only make the CRD larger: titles, and null defaults of optional fields.
+/// Removes the titles and null defaults, which only make the CRD larger, and the formats of unsigned integers.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     /// Client-side apply copies the whole object into an annotation, and Kubernetes limits all annotations of an object
-    /// to 256 KiB in total. 64 KiB leave space for other annotations and for growth.
+    /// to 256 KiB in total. 64 KiB leaves space for other annotations and for growth.
     const LIMIT: usize = 64 * 1024;
 
     #[test]

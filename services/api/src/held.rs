@@ -4,8 +4,8 @@
 //!
 //! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every pod, and its
 //! patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the gate is not added again when
-//! the API server calls the webhook a second time. A missing gate therefore proves that the webhook has decided about
-//! the pod, whatever the pod's author wrote.
+//! the API server calls the webhook a second time. A missing gate therefore proves that the webhook has processed the
+//! pod, whatever the pod's author wrote.
 //!
 //! The API server rejects a pod that has both a gate and a node name, so a pod with a node name cannot wait. The policy
 //! adds the gate to such a pod, too. If the webhook runs, it removes the gate before the API server checks the pod. If
@@ -56,8 +56,8 @@ impl Settings {
 /// Builds the policy that adds the gate to new pods.
 #[must_use]
 pub fn gating(settings: &Settings) -> MutatingAdmissionPolicy {
-    // Use a plain map, because the API server (1.36.3) panics on a list of typed objects in a patch. Then every
-    // creation would fail.
+    // Use a plain map, because the API server (1.36.3) panics on a list of typed objects in a patch, and then rejects
+    // every creation of a pod.
     let gate = format!("{{'name': '{INJECTION_GATE}'}}");
     // Use a JSON patch instead of an apply configuration, to preserve pod fields that are unknown to the API server.
     let expression = format!(
@@ -152,7 +152,7 @@ fn has_gate(pod: &str) -> String {
     )
 }
 
-/// Returns a CEL expression that is false for mirror pods.
+/// Returns a CEL expression that is false if a kubelet creates a mirror pod.
 pub(crate) fn not_a_mirror_pod() -> String {
     format!(
         "!(request.userInfo.username.startsWith('system:node:') && has(object.metadata.annotations) && \
@@ -196,8 +196,8 @@ pub(crate) fn match_pods(
     }
 }
 
-/// Selects all namespaces except the system namespaces, the release namespace and `excluded`. The webhook
-/// configurations use the same requirement.
+/// Returns a requirement that matches all namespaces except the system namespaces, the release namespace and
+/// `excluded`. The webhook configurations use it, too.
 pub(crate) fn not_excluded(release_namespace: &str, excluded: &[String]) -> LabelSelectorRequirement {
     let excluded = excluded.iter().map(String::as_str);
     requirement(NAMESPACE_NAME_LABEL, "NotIn", SYSTEM_NAMESPACES.into_iter().chain([release_namespace]).chain(excluded))

@@ -100,7 +100,8 @@ pub struct UpgradeStatus {
     pub upgrading: u32,
     /// The number of pods that must be recreated to get the revision.
     pub not_in_place: u32,
-    /// The last handled request to resume or undo, as in the annotation `pillion.dev/rollout`. It is not handled again.
+    /// The last handled request to resume or undo, copied from the annotation `pillion.dev/rollout`. It is not handled
+    /// again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub handled_request: Option<String>,
@@ -113,7 +114,7 @@ pub struct UpgradeStatus {
     #[schemars(length(max = 1024))]
     pub waiting: Option<String>,
     /// The evicted pods that are not replaced yet, with the strategy `Restart`. The controller writes an eviction here
-    /// before it evicts the pod. So a new leader knows it.
+    /// before it evicts the pod, so that a new leader knows of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50))]
     pub evictions: Vec<PodEviction>,
@@ -144,13 +145,13 @@ pub struct PodEviction {
     /// When the controller decided to evict the pod.
     #[schemars(schema_with = "time")]
     pub since: Time,
-    /// When a new pod must be ready at the latest.
+    /// The time by which the new pod must be ready.
     #[schemars(schema_with = "time")]
     pub until: Time,
 }
 
 impl UpgradeStatus {
-    /// Returns the state of a rollout of this revision that is in its first step, without counts of pods.
+    /// Returns the state of a rollout of this revision that is in its first step. All counts of pods are 0.
     #[must_use]
     pub fn new(revision: &str, previous_revision: Option<&str>, phase: UpgradePhase, since: Time) -> Self {
         Self {
@@ -188,7 +189,7 @@ pub enum UpgradePhase {
     SteppingBack,
     /// The rollout has failed, and all pods that could return to the previous revision have done so.
     SteppedBack,
-    /// All pods that can be upgraded in place have the revision.
+    /// All pods that can be upgraded have the revision.
     Complete,
 }
 
@@ -199,7 +200,7 @@ impl UpgradePhase {
         matches!(self, Self::Halted | Self::SteppingBack | Self::SteppedBack)
     }
 
-    /// Whether the controller changes no further pod, unless a user resumes the rollout.
+    /// Whether the rollout has ended: the controller changes no further pod, unless a user resumes the rollout.
     #[must_use]
     pub const fn has_ended(self) -> bool {
         matches!(self, Self::Halted | Self::SteppedBack | Self::Complete)

@@ -80,10 +80,10 @@ impl OptIn {
     }
 
     /// Creates the list that contains Pillion's own label, followed by `others`. Each of the others has the form
-    /// `KEY=VALUE`, for the failure mode `enabled`, or `KEY=VALUE:MODE`.
+    /// `KEY=VALUE:MODE`, or `KEY=VALUE` if the failure mode is `enabled`.
     ///
     /// # Errors
-    /// An argument has another form, a label is invalid, or labels contradict each other.
+    /// An argument has a different form, a label is invalid, or labels contradict each other.
     pub fn with<'t>(others: impl IntoIterator<Item = &'t str>) -> Result<Self, OptInError> {
         let mut labels = Self::default().labels;
         for text in others {
@@ -115,7 +115,8 @@ impl OptIn {
         held.into_iter().find(|other| *other != own)
     }
 
-    /// Returns the failure mode of a namespace with these labels. `None` if it is not opted in.
+    /// Returns the failure mode of a namespace; `None` if it is not opted in. `label` returns the value of the
+    /// namespace's label with the given key.
     pub fn failure_mode<'l>(&self, label: impl Fn(&str) -> Option<&'l str>) -> Option<FailureMode> {
         let (known, value) = self.labels.iter().find_map(|known| Some((known, label(&known.key)?)))?;
         known.values.iter().find(|(opts_in, _)| opts_in == value).map(|(_, failure_mode)| *failure_mode)

@@ -160,7 +160,7 @@ pub enum ParameterMerge {
     Merge,
 }
 
-/// The format of a list, a map or an object in an annotation.
+/// The format of a list, a map or an object in an annotation or a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TextFormat {
     /// `a,b,c`.

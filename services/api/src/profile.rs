@@ -1,7 +1,7 @@
 //! The spec of an injection profile: fields, types and defaults. The engine defines what each field does.
 //!
-//! Deserialization rejects unknown fields. So an older version rejects a profile that uses a newer field, and never
-//! applies it without that field.
+//! Deserialization rejects unknown fields. So an older version of Pillion rejects a profile that uses a newer field,
+//! and never applies it without that field.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -419,14 +419,14 @@ pub struct Rollout {
     /// How running pods get the newest revision. Default: `OnCreate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RolloutStrategy>,
-    /// The maximum number of pods that are upgraded or restarted at the same time. With the strategy `Restart`, more than
-    /// 50 have the same effect as 50. Not with the strategy `OnCreate`. Default: 1.
+    /// The maximum number of pods that are upgraded or restarted at the same time. With the strategy `Restart`, values
+    /// above 50 have the same effect as 50. Not with the strategy `OnCreate`. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_unavailable: Option<u32>,
     /// The shares that are upgraded, in ascending order: of the running pods with the strategy `InPlace`, and of the
-    /// workloads with the strategy `Restart`. After each step, the controller compares the upgraded pods with the others.
-    /// Not with the strategy `OnCreate`. Default: all in one step.
+    /// workloads with the strategy `Restart`. After each step, the controller compares the upgraded pods with the
+    /// others. Not with the strategy `OnCreate`. Default: all in one step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub steps: Vec<RolloutStep>,
@@ -439,15 +439,16 @@ pub struct Rollout {
     /// true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_rollback: Option<bool>,
-    /// When pods may be upgraded or restarted. Observations and returns to the previous revision do not wait for a window.
-    /// Not with the strategy `OnCreate`. Default: at any time.
+    /// When pods may be upgraded or restarted. Observations and returns to the previous revision do not wait for a
+    /// window. Not with the strategy `OnCreate`. Default: at any time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub windows: Vec<RolloutWindow>,
 }
 
 impl Rollout {
-    /// Returns the share of a step, from 0, in percent. The last step is always 100 percent.
+    /// Returns the share of the step with this index (from 0), in percent. After the listed steps, the share is 100
+    /// percent.
     #[must_use]
     pub fn step_percent(&self, step: u32) -> u8 {
         let step = usize::try_from(step).ok().and_then(|step| self.steps.get(step));
@@ -548,7 +549,8 @@ impl RolloutWindow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RolloutStep {
-    /// The share of the running pods that have the newest revision after the step, in percent.
+    /// The share that has the newest revision after the step, in percent: of the running pods with the strategy
+    /// `InPlace`, and of the workloads with the strategy `Restart`.
     #[schemars(range(min = 1, max = 100))]
     pub percent: u8,
     /// How long the upgraded pods are observed before the next step, in seconds. Default: 0.

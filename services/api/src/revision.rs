@@ -88,7 +88,7 @@ fn shortened(name: &str, limit: usize) -> String {
     }
     let hash = format!("{:x}", Sha256::digest(name));
     let kept = name.get(..name.floor_char_boundary(limit.saturating_sub(DIGITS + 1))).unwrap_or_default();
-    // Remove `.` and `-` from the end, because a `-` follows, and a part of a DNS name cannot begin with it.
+    // Remove `.` and `-` from the end, because `-` follows, and a part of a DNS name cannot begin with `-`.
     let kept = kept.trim_end_matches(['.', '-']);
     format!("{kept}-{}", hash.get(..DIGITS).unwrap_or(&hash))
 }

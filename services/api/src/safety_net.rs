@@ -59,19 +59,21 @@ pub fn policy(
     MutatingAdmissionPolicy {
         metadata: metadata(settings),
         spec: Some(MutatingAdmissionPolicySpec {
-            // The engine also skips a profile whose expressions fail. The API server ignores each failed mutation.
+            // The engine skips a profile whose expressions fail. Similarly, the API server ignores each failed
+            // mutation.
             failure_policy: Some("Ignore".to_owned()),
             match_conditions: Some(vec![
                 condition("not-a-mirror-pod", not_a_mirror_pod()),
                 condition("not-being-deleted", "!has(object.metadata.deletionTimestamp)".to_owned()),
-                // The record of an author is not genuine, and the policy must not add its entries to it.
+                // An injection record from the pod's author is not genuine, so the policy must not add its entries to
+                // it.
                 condition(
                     "no-record-by-author",
                     format!(
                         "!(has(object.metadata.annotations) && '{INJECTED_ANNOTATION}' in object.metadata.annotations)"
                     ),
                 ),
-                // Only the fields' managers show that the policy wrote the record.
+                // Only the pod's managed fields show that the policy wrote the record.
                 condition(
                     "has-managed-fields",
                     "has(object.metadata.managedFields) && size(object.metadata.managedFields) > 0".to_owned(),

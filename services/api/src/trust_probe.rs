@@ -69,7 +69,7 @@ pub fn path(of: &str, epoch: u64) -> String {
     format!("{of}/{epoch}")
 }
 
-/// Returns the epoch that follows `of` in a path. 0 if nothing follows. `None` if `path` has another form.
+/// Returns the epoch that follows `of` in a path. 0 if nothing follows. `None` if `path` has a different form.
 #[must_use]
 pub fn epoch_of(path: &str, of: &str) -> Option<u64> {
     match path.strip_prefix(of)? {

@@ -3,7 +3,7 @@
 //!
 //! A configuration has one entry for each [`FailureMode`] and each opt-in label that can set it. The failure mode
 //! determines the path, failure policy and timeout of the entry. The namespace selectors do not overlap, so the API
-//! server makes only one call for each pod. All entries are in one object, so that their CA bundles change together.
+//! server calls only one entry for each pod. All entries are in one object, so that their CA bundles change together.
 //!
 //! The validating configuration may have more entries for each failure mode. One is for deletions. Its failure policy
 //! is `Ignore`, so unavailable replicas never block a deletion. There is also one for each resource and operation that
@@ -42,8 +42,8 @@ const TRUST_PROBE_TIMEOUT: i32 = 5;
 /// The settings of the webhook configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The name of the configuration. The API server calls webhooks in the order of these names, so the name must not
-    /// change.
+    /// The name of the configuration. The API server calls the webhooks of configurations in the order of their names,
+    /// so the name must not change.
     pub name: String,
     /// The namespace of the release. It is excluded by name, because replicas must be able to start while no other
     /// replica is ready.
@@ -247,8 +247,8 @@ pub fn validating(settings: &Settings, validated: &Validated) -> Option<Validati
     })
 }
 
-/// Builds the entry for a scope. It does not exclude objects by their labels, because each profile determines whether
-/// authors can opt out.
+/// Builds the validating entry for a scope, a failure mode and an opt-in label. It does not exclude objects by their
+/// labels, because each profile determines whether authors can opt out.
 fn validating_entry(
     settings: &Settings,
     (failure_mode, index, label): (FailureMode, usize, &OptInLabel),
@@ -312,7 +312,7 @@ fn client_config(settings: &Settings, service: &str, path: &str) -> WebhookClien
 }
 
 /// Returns the failure policy for a failure mode. In `held` namespaces, failed calls are ignored, because the
-/// scheduling gate makes the pod wait.
+/// scheduling gate makes the pod wait. During the connectivity check, failed calls are ignored in all namespaces.
 const fn failure_policy(settings: &Settings, failure_mode: FailureMode) -> &'static str {
     match failure_mode {
         _ if settings.checks_connectivity => "Ignore",
@@ -322,6 +322,7 @@ const fn failure_policy(settings: &Settings, failure_mode: FailureMode) -> &'sta
 }
 
 /// Selects namespaces with a value of the label that sets this failure mode, and without labels of higher precedence.
+/// Excluded namespaces are not selected.
 fn namespace_selector(
     settings: &Settings,
     failure_mode: FailureMode,
@@ -339,7 +340,7 @@ fn namespace_selector(
 }
 
 /// Returns the object selector. In `enabled` namespaces, pods can always opt out, so the API server does not call
-/// Pillion for them. In other namespaces, the profile determines whether they can.
+/// Pillion for pods that do. In other namespaces, the profile determines whether pods can opt out.
 fn object_selector(failure_mode: FailureMode) -> LabelSelector {
     let opt_out = requirement(INJECT_LABEL, "NotIn", ["false"]);
     LabelSelector {

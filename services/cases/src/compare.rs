@@ -2,14 +2,15 @@
 //!
 //! As in Kubernetes, an empty map, an empty list and null are equal to an absent field. All other differences are
 //! reported, including a different order of a list. Elements with names are compared by name, so that an additional
-//! container results in only one difference. An expected null or empty list requires that the field is absent or empty;
-//! an expected empty map requires nothing.
+//! container results in only one difference. In an expected part, null or an empty list requires that the field is
+//! absent or empty; an empty map requires nothing.
 
 use serde_json::{Map, Value as Json};
 
 use super::difference::{Aspect, Difference};
 
-/// Fields that identify elements of a list. The first one that all elements have with distinct values is used.
+/// Fields that identify elements of a list. The first field is used for which all elements of both lists have distinct
+/// values.
 const NAMES: [&str; 4] = ["mountPath", "name", "ip", "containerPort"];
 
 /// Returns the value without empty fields.
@@ -124,7 +125,8 @@ impl Comparison {
     }
 
     /// Compares lists whose elements have different names. Reports the differing names first, then differences in
-    /// common elements, then the elements that only one list has.
+    /// common elements, then the elements that only one list has. In mode `Partial`, additional found elements are not
+    /// reported.
     fn named(
         &mut self,
         found: &[Json],
@@ -160,7 +162,7 @@ fn below(path: &str, key: &str) -> String {
     }
 }
 
-/// Returns the values of a field in all elements, if all have it with distinct values.
+/// Returns the value of a field in each element. `None` unless all values are strings or numbers, and distinct.
 fn names(items: &[Json], field: &str) -> Option<Vec<String>> {
     let mut names = Vec::with_capacity(items.len());
     for item in items {

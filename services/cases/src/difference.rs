@@ -32,7 +32,7 @@ pub enum Aspect {
 pub struct Difference {
     /// The aspect that differs.
     pub aspect: Aspect,
-    /// The path within the aspect, such as `spec.containers[app].image`; empty for the whole.
+    /// The path within the aspect, such as `spec.containers[app].image`; empty if the aspect differs as a whole.
     pub path: String,
     /// The found value; `None` if it is absent.
     pub found: Option<Json>,

@@ -1,8 +1,9 @@
 //! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
 //! A profile author writes a [`Case`]. [`run`] passes its object through the steps of an API server: it mutates the
-//! object and applies the patch. Then it mutates the result again, which must change nothing, and validates the result.
-//! The [`Verdict`] lists every difference from the expected result with its path.
+//! object, applies the patch, and validates the result. For a creation, it also checks that a second mutation changes
+//! nothing, that the result is the same without `metadata.managedFields`, and that undoing the injection restores the
+//! object. The [`Verdict`] lists every difference from the expected result with its path.
 //!
 //! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
 //! * `compare` finds the differences between two objects.
@@ -76,7 +77,7 @@ pub struct Case {
     /// The object to create; by default, a `v1` Pod.
     pub object: Map<String, Json>,
 
-    /// Expects an unchanged object.
+    /// Whether the object must remain unchanged.
     #[serde(default)]
     pub unchanged: bool,
     /// The expected object, without the injection record.

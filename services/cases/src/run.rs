@@ -22,7 +22,7 @@ const UID: &str = "11111111-2222-3333-4444-555555555555";
 /// Runs a case, and compares the result with the case's expectations.
 ///
 /// # Errors
-/// Fails if the case cannot run: it names a missing profile or parameter, or has no expectation.
+/// Fails if the case cannot run. [`Unusable`] lists the reasons.
 pub fn run(case: &Case, profiles: &Profiles) -> Result<Verdict, Unusable> {
     if !case.expects_something() {
         return Err(Unusable::NothingExpected);

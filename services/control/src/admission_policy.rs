@@ -76,7 +76,8 @@ impl PolicyObject {
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let applied = self.api.patch(&self.name, &parameters, &Patch::Apply(&object)).await?;
         if !has_desired_spec(&applied, &self.object) || !has_desired_owner(&applied) {
-            // Another client added fields that Pillion never wrote. Server-side apply keeps them, so replace the object.
+            // Another client added fields that Pillion never wrote. Server-side apply keeps them, so replace the
+            // object.
             let mut replaced = DynamicObject { data: json!({"spec": self.object.get("spec")}), ..applied };
             if let Some(owner) = owner {
                 owner_reference::set_owner(&mut replaced.metadata, owner.clone());
@@ -87,7 +88,7 @@ impl PolicyObject {
         Ok(found)
     }
 
-    /// Deletes the object. Returns whether it existed.
+    /// Deletes the object. Returns `Different` if it existed, and `InDesiredState` if it did not.
     pub(crate) async fn delete(&self) -> kube::Result<PolicyState> {
         if self.api.get_metadata_opt(&self.name).await?.is_none() {
             return Ok(PolicyState::InDesiredState);

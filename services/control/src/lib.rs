@@ -17,7 +17,8 @@
 //! * [`audit`]: finds pods that differ from their profiles.
 //! * [`rollout`]: upgrades running pods in place.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
-//! * [`safety_net`]: keeps the policy that serves pods of enabled namespaces while no replica answers.
+//! * [`safety_net`]: maintains the admission policy that injects into pods of enabled namespaces while no replica
+//!   responds.
 //!
 //! Replicas and tasks use [`client`] (connections, watches of single objects, lists), [`guard`] (isolates panics),
 //! [`simulation`] (simulates the creation of pods) and [`release`] (the names of a release's objects).

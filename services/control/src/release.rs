@@ -1,7 +1,7 @@
 //! A release of Pillion in a cluster, and the names of all its objects.
 //!
-//! Every name derives from the release's name, so two releases never write the same object. The names must not change:
-//! RBAC rules refer to them, and users type them.
+//! Every name derives from the release's name, so releases with different names never write the same object. The names
+//! must not change: RBAC rules refer to them, and users type them.
 
 use pillion_api::names::{is_dns_label, is_dns_name};
 
@@ -12,7 +12,7 @@ pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.local";
 /// label.
 const SUFFIX_BYTES: usize = 12;
 
-/// A release: its name and its namespace.
+/// A release: its name, its namespace and the cluster's domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     name: String,

@@ -1,4 +1,4 @@
-//! Simulates the creation of a running pod with other profiles.
+//! Simulates how a running pod would be created with different profiles.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ pub fn as_written(pod: &Value) -> Value {
     pod
 }
 
-/// Decides about the creation of a pod in a namespace with the profiles of `snapshot`. Returns the decision and the
-/// patched pod.
+/// Simulates the creation of a pod in a namespace with the profiles of `snapshot`. Returns the webhook's decision and
+/// the patched pod.
 ///
 /// # Errors
 /// The namespace is not opted in, or the decision cannot be computed.

@@ -119,7 +119,7 @@ fn listed(index: &mut Index, cost_center: usize, generation: i64) {
     index.update(Update::Cluster(Change::ListComplete));
 }
 
-/// Prints and returns the memory that a closure has kept, and its peak use, in MiB.
+/// Prints and returns the memory that a measured closure did not free, and its peak use, in MiB.
 fn print_memory(what: &str, info: &AllocationInfo) -> (f64, f64) {
     let (live, peak) = (info.bytes_current as f64 / MIB, info.bytes_max as f64 / MIB);
     println!("{what}: {live:.2} MiB live, {peak:.2} MiB at the peak, {} allocations", info.count_total);

@@ -85,12 +85,12 @@ pub enum Injected {
 pub struct Read {
     /// The content of the record.
     pub injected: Injected,
-    /// The original pod, without injected changes. `None` if it equals the stored pod.
+    /// The original pod, without injected changes. `None` if it equals the stored pod, or cannot be reconstructed.
     pub original_object: Option<OwnedTape>,
 }
 
-/// Reads the injection record of a pod. Only the pod's metadata needs to be complete. A pod with a duplicate key, which
-/// API servers never send, is treated as a pod without a record.
+/// Reads the injection record of a pod. Only the pod's metadata needs to be complete. If an object in the pod has a
+/// duplicate key, which API servers never send, the changes are not removed, and `original_object` is `None`.
 #[must_use]
 pub fn read(pod: Value<'_>) -> Read {
     let none = |injected| Read { injected, original_object: None };

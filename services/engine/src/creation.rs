@@ -61,9 +61,9 @@ pub fn review(request: &Json) -> Json {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
 }
 
-/// Returns a stored pod as its author wrote it, where that can be reconstructed. Removes Pillion's injection record,
-/// the changes that it lists, and all fields that only stored pods have. A record that Pillion did not write is kept
-/// but not evaluated.
+/// Returns a stored pod as its author wrote it, as far as that can be reconstructed. Removes Pillion's injection
+/// record, the changes that it lists, and the fields that only stored pods have, except `managedFields`. A record that
+/// Pillion did not write is kept but not evaluated.
 #[must_use]
 pub fn original_object(pod: &Json) -> Json {
     let tape = OwnedTape::parse(pod.to_string()).ok();

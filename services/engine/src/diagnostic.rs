@@ -45,7 +45,7 @@ impl Diagnostic {
         Self { help: Some(shortened(help.into())), ..self }
     }
 
-    /// Refers to the name of the field instead of its value.
+    /// Makes the diagnostic refer to the name of the field instead of its value.
     pub(crate) fn of_name(self) -> Self {
         Self { part: Part::Name, ..self }
     }

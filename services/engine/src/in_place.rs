@@ -33,21 +33,21 @@ const QOS_RESOURCES: [&str; 2] = ["cpu", "memory"];
 /// The maximum number of fields that are listed as obstacles.
 const MAX_FIELDS: usize = 5;
 
-/// What to do with one running pod.
+/// How to bring a running pod to the active revisions of its profiles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodPlan {
-    /// The containers of the pod are as the active revisions define them.
+    /// The active revisions require no change of the pod.
     Same,
-    /// All differences can be applied to the running pod.
+    /// All differences between the revisions can be applied to the running pod.
     InPlace(Vec<ContainerChange>),
-    /// At least one difference cannot be applied to the running pod.
+    /// At least one difference between the revisions cannot be applied to the running pod.
     Recreate(Vec<Obstacle>),
 }
 
 /// The changes of one injected container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerChange {
-    /// The list with the container.
+    /// The list that contains the container.
     pub list: ContainerList,
     /// The name of the container.
     pub name: String,
@@ -75,11 +75,11 @@ pillion_api::labelled! {
     /// The `QoS` class of a pod. It cannot change while the pod runs.
     #[derive(PartialOrd, Ord)]
     pub enum QosClass {
-        /// Each container has equal requests and limits of CPU and memory.
+        /// Each container, or the pod itself, limits both CPU and memory, and the requests equal the limits.
         Guaranteed => "Guaranteed",
-        /// Some container has a request or a limit of CPU or memory.
+        /// The pod or a container requests or limits CPU or memory, but the pod is not `Guaranteed`.
         Burstable => "Burstable",
-        /// No container has a request or a limit of CPU or memory.
+        /// Neither the pod nor a container requests or limits CPU or memory.
         BestEffort => "BestEffort",
     }
 }
@@ -89,21 +89,22 @@ pillion_api::labelled! {
 pub enum Obstacle {
     /// The field changes, and the API server rejects such a change of a running pod.
     Field(String),
-    /// The field of an init container changes. This container is not a sidecar, so it has already run.
+    /// A field of an init container changes. This container is not a sidecar, so it has already run.
     HasRun {
         /// The name of the container.
         container: String,
         /// The field, such as `image`.
         field: &'static str,
     },
-    /// The field of this container has neither the old nor the new value, so another client has changed it.
+    /// The running container has neither the old nor the new value of the field, so another client has changed it.
     Edited {
         /// The name of the container.
         container: String,
         /// The field, such as `image`.
         field: &'static str,
     },
-    /// A limit or request is added or removed. The API server only allows new values.
+    /// A limit, a request or an image is added or removed. In a running pod, the API server only lets existing values
+    /// change.
     AddedOrRemoved {
         /// The name of the container.
         container: String,
@@ -120,7 +121,7 @@ pub enum Obstacle {
 }
 
 impl ContainerList {
-    /// The lists of a pod.
+    /// Both lists of containers, in the order in which they are compared.
     pub const ALL: [Self; 2] = [Self::Containers, Self::InitContainers];
 
     /// Returns the name of the list in the pod's `spec`.
@@ -162,8 +163,9 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Decides about one running pod. `added` contains the JSON pointers of the elements that the pod's injection record
-/// lists as added ([`crate::audit::added`]).
+/// Returns the plan for one running pod: whether the differences between `before` and `after` can be applied to it.
+/// `added` contains the JSON pointers of the elements that the pod's injection record lists as added
+/// ([`crate::audit::added`]).
 #[must_use]
 pub fn plan(running: &Value, before: &Value, after: &Value, added: &[Box<str>]) -> PodPlan {
     let (mut before, mut after) = (before.clone(), after.clone());
@@ -173,7 +175,8 @@ pub fn plan(running: &Value, before: &Value, after: &Value, added: &[Box<str>]) 
         let names = added.iter().filter_map(|pointer| pointer.strip_prefix(&prefix)).filter(|name| !name.contains('/'));
         for name in names {
             let (Some(old), Some(new)) = (container(&mut before, list, name), container(&mut after, list, name)) else {
-                // The container is missing in `before` or `after`. `collect_differences` reports this below.
+                // The container is missing in `before`, in `after`, or in both. If only one of them lacks it,
+                // `collect_differences` reports this below.
                 continue;
             };
             let comparison =
@@ -270,7 +273,7 @@ fn has_quantity(resources: &Value) -> bool {
     RESOURCE_FIELDS.iter().any(|(kind, resource)| resources.get(kind).is_some_and(|all| all.get(resource).is_some()))
 }
 
-/// Returns the running pod with the new resources of the changes.
+/// Returns the running pod with the new resources in `changes`.
 fn with_new_resources(running: &Value, changes: &[ContainerChange]) -> Value {
     let mut pod = running.clone();
     for change in changes {
@@ -287,7 +290,8 @@ fn with_new_resources(running: &Value, changes: &[ContainerChange]) -> Value {
     pod
 }
 
-/// Whether a container has already run to completion when the pod runs: an init container that is not a sidecar.
+/// Whether a container is an init container but not a sidecar. In a running pod, such a container has already run to
+/// completion.
 fn has_run(list: ContainerList, container: &Map<String, Value>) -> bool {
     list == ContainerList::InitContainers && container.get("restartPolicy").is_none_or(|policy| policy != "Always")
 }
@@ -312,7 +316,8 @@ struct Comparison<'p> {
 }
 
 impl Comparison<'_> {
-    /// Removes the image from both containers. Returns the images if the running container needs the new one.
+    /// Removes the image from `old` and `new`. Returns both images if they differ and the running container does not
+    /// have the new one yet. Adds an obstacle if the image cannot be changed.
     fn image(
         &self,
         old: &mut Map<String, Value>,
@@ -338,7 +343,8 @@ impl Comparison<'_> {
         Some((from, to))
     }
 
-    /// Removes requests and limits of CPU and memory from both containers. Returns them if they differ.
+    /// Removes requests and limits of CPU and memory from `old` and `new`. Returns the old and the new values of those
+    /// that change, and adds an obstacle if one cannot be changed.
     fn resources(
         &self,
         old: &mut Map<String, Value>,

@@ -1,4 +1,5 @@
-//! The injection engine: decides an admission review with a snapshot of the cluster, and builds the response.
+//! The injection engine: makes the decision for an admission review, using a snapshot of the cluster, and builds the
+//! response.
 //!
 //! The engine is synchronous and does no I/O: it does not use files, sockets or environment variables, and reads the
 //! clock only to stop at a deadline. The webhook, the command line, the tests, the fuzzers and the benchmarks therefore

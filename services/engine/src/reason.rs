@@ -54,7 +54,7 @@ reasons! {
     NoContainers => "no_containers", "the pod has no containers";
     /// The object is in a system namespace.
     SystemNamespace => "system_namespace", "Pillion never injects into system namespaces";
-    /// The namespace has no opt-in label.
+    /// None of the namespace's labels opts it in.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
     /// The namespace is opted in, but no profile is available in it.
     NoProfile => "no_profile", "no profile matches this namespace";
@@ -82,7 +82,8 @@ reasons! {
     ExclusiveGroup => "exclusive_group", "another profile of its exclusive group is applied";
     /// A namespaced profile that extends the cluster profile and only sets values is applied instead of it.
     Extended => "extended", "a profile of the namespace that extends it is applied instead";
-    /// The object already has a container or volume with the name that the profile adds.
+    /// The object already has a container or volume with the name that the profile adds, or a value for which the
+    /// conflict rule is `Fail`.
     NameTaken => "name_taken", "a name that the profile adds is taken";
     /// A field has different types in the object and in the template.
     TypeConflict => "type_conflict", "a field of the object has another type than in the profile's template";

@@ -56,7 +56,8 @@ pub(crate) struct Move<'r> {
     /// The key of the preceding element before the move, such as `/web`. It is empty if the moved element was the
     /// first.
     pub(crate) behind: Cow<'r, str>,
-    /// The number of later elements with the same key. An author may use a name twice.
+    /// The number of elements after the preceding one that have the same key as the preceding one. An author may use a
+    /// name twice.
     pub(crate) same: usize,
 }
 
@@ -93,8 +94,8 @@ impl Change<'_> {
 pub(crate) enum ChangeKind {
     /// The profile added a value. If it has been removed since, there is nothing to protect.
     Added,
-    /// The profile replaced or removed the value, or the object already had the profile's value. That value may be
-    /// absent.
+    /// The profile replaced or removed the value, or the object already had the profile's value. A removed value must
+    /// not be added again.
     Set,
     /// The profile moved an existing element within its list.
     Moved,

@@ -93,7 +93,7 @@ pub fn of(group: &str, resource: &str) -> &'static Type {
     if group.is_empty() && main == "pods" { &POD } else { &OBJECT }
 }
 
-/// The schema for objects of other kinds. The metadata is the same for all kinds.
+/// The schema of objects other than pods. The metadata is the same for all kinds.
 pub static OBJECT: Type =
     recorded_by_field(&[("metadata", Field::Object(&OBJECT_META)), ("spec", Field::Object(&SPREAD))]);
 

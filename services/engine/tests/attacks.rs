@@ -40,8 +40,8 @@ fn platform(name: &str, spec: Json) -> Arc<CompiledProfile> {
     Arc::new(compile(&ProfileName::cluster(name), &serde_json::from_value(spec).unwrap()).unwrap())
 }
 
-/// Decides about the creation of [`pod`] on a stack as small as those of the threads that serve requests. Returns the
-/// decision and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
+/// Makes the decision for the creation of [`pod`], on a stack as small as those of the threads that serve requests.
+/// Returns the decision and the patched pod. Panics if the decision exceeds [`LIMIT`] or [`MEMORY`].
 fn decide(profiles: Vec<Arc<CompiledProfile>>) -> (Decided, Json) {
     decide_about(pod(), profiles)
 }
@@ -330,7 +330,7 @@ fn checks_of_many_profiles_are_charged() {
     }
 }
 
-/// Returns the decision of a profile about the creation of [`pod`], with this deadline.
+/// Returns the decision for a profile at the creation of [`pod`], with this deadline.
 fn decide_until(profile: &Arc<CompiledProfile>, deadline: Option<Instant>) -> ProfileDecision {
     let namespace = Namespace::opted_in(FailureMode::Enabled);
     let profiles = ProfileSet::new([Arc::clone(profile)]);

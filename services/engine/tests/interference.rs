@@ -73,8 +73,8 @@ fn compiled(
     (platform, namespaced.collect())
 }
 
-/// Decides about the creation of a pod, and returns the decision and the patched pod. The pod is `None` if it is
-/// denied. `parameters` are annotations of the namespace.
+/// Returns the decision for the creation of a pod, and the patched pod. The pod is `None` if its creation is denied.
+/// `parameters` are annotations of the namespace.
 fn pass(object: &Json, profiles: &[Arc<CompiledProfile>], parameters: &[(String, String)]) -> (Decided, Option<Json>) {
     review(object, (Kind::Pod, "CREATE"), &snapshot(profiles), parameters)
 }
@@ -116,8 +116,8 @@ fn review(
     (decided, Some(object))
 }
 
-/// Returns annotations for the namespace. They set the parameters of each extended cluster profile to the values from
-/// the namespaced profile.
+/// Returns annotations for the namespace. If a namespaced profile was applied instead of the cluster profile that it
+/// extends, they set the cluster profile's parameter to the value from the namespaced profile.
 fn parameters_set(decided: &Decided, own: &[(String, Json)]) -> Vec<(String, String)> {
     let extended = decided
         .decision
@@ -271,7 +271,8 @@ fn directives(whose: &str, text: &Json, seen: &mut BTreeMap<String, usize>) {
     text.as_array().into_iter().flatten().for_each(|item| directives(whose, item, seen));
 }
 
-/// Checks that the generator produces valid profiles that are applied. Otherwise, the property would be meaningless.
+/// Checks that most generated profiles are valid, and that they use every directive and lead to every outcome.
+/// Otherwise, the property test would prove little.
 #[test]
 fn generator_reaches_every_directive_and_outcome() {
     const DIRECTIVES: [&str; 19] = [

@@ -172,7 +172,7 @@ fn without_empty(object: &Json) -> Json {
     object
 }
 
-/// The author of a pod cannot mark parts as additions of the safety net's policy, so that Pillion removes them.
+/// A pod author cannot make Pillion remove parts of the pod by marking them as additions of the safety net's policy.
 #[test]
 fn forged_mark_of_policy_has_no_effect() {
     let pod = |by: &str| {

@@ -71,8 +71,8 @@ fn env(env: Json) -> Json {
     container_patch(json!({"types": ["App"]}), json!({"env": env}))
 }
 
-/// Returns a profile that adds a container with environment variables. In the injection record, the container is one
-/// addition.
+/// Returns a profile that adds a container with environment variables. The injection record lists the container as a
+/// single addition.
 fn added(env: Json) -> Json {
     template(json!({"spec": {"containers": [{"name": "proxy", "image": "p", "env": env}]}}))
 }

@@ -90,7 +90,7 @@ fn space() -> impl Strategy<Value = &'static str> {
     prop_oneof![3 => Just(""), 1 => Just(" "), 1 => Just("\n  "), 1 => Just("\t"), 1 => Just("\r\n")]
 }
 
-/// Generates a JSON value in a notation that the API server would not use.
+/// Generates a JSON value, usually in a notation that the API server would not use.
 fn odd() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("1.0"),

@@ -145,7 +145,7 @@ impl Expression {
     /// Compiles an expression against a scope.
     ///
     /// # Errors
-    /// Returns the first error: invalid syntax, an exceeded limit, or an unknown name or function.
+    /// Returns the first error, such as invalid syntax, an exceeded limit, or an unknown name or function.
     pub fn compile(source: &str, scope: &Scope) -> Result<Self, ExpressionError> {
         let ast = parse(source)?;
         let span = ast.span;

@@ -144,7 +144,7 @@ impl Span {
         usize::from(self.start)..usize::from(self.end)
     }
 
-    /// Returns the span from the start of this span to the end of `other`.
+    /// Returns the span from the start of this span to the end of `other`, or to its own end if that is later.
     pub(crate) fn to(self, other: Self) -> Self {
         Self { start: self.start, end: other.end.max(self.end) }
     }

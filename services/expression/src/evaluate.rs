@@ -29,7 +29,8 @@ impl Expression {
     /// Evaluates the expression. Requests only the values that the evaluation needs.
     ///
     /// # Errors
-    /// A value is absent or has the wrong type, or a limit of the meter is reached.
+    /// An operation fails, for example because a value is absent or has the wrong type. Or a limit of the meter is
+    /// reached.
     pub fn evaluate<'v>(
         &'v self,
         bindings: &dyn Bindings<'v>,
@@ -85,7 +86,7 @@ impl Expression {
     }
 }
 
-/// The number of arguments that can be passed without an allocation. Few functions have more.
+/// The number of arguments that can be passed without an allocation. Few functions take more.
 const FEW: usize = 3;
 
 struct Evaluation<'a, 'v> {
@@ -294,7 +295,7 @@ impl<'v> Evaluation<'_, 'v> {
         }
         match value.to_key() {
             Some(key) => Ok(Value::Bool(container.entry(&key, self.meter)?.is_some())),
-            // A double with a fraction cannot be a key.
+            // A double cannot be a key if it has a fraction, or is too large to be exact.
             None if matches!(value, Value::Double(_)) => Ok(Value::Bool(false)),
             None => Err(mismatch(Operator::In, value, container)),
         }
@@ -368,8 +369,8 @@ impl<'v> Evaluation<'_, 'v> {
         })
     }
 
-    /// Returns the error for a missing field, and suggests a similar field if there is one. Fails if the meter's budget
-    /// is too small for the search.
+    /// Returns the error for a missing field. If the map is small, the error suggests a similar field, if there is one.
+    /// Fails if the meter's budget is too small for the search.
     #[cold]
     fn no_field(&mut self, value: &Value<'_>, field: &str) -> Result<EvaluationError, EvaluationError> {
         if !value.is_map() {

@@ -116,7 +116,7 @@ impl Value<'_> {
     /// Converts a string, number or bool to a string that is inserted into a longer one.
     ///
     /// # Errors
-    /// The value has another type.
+    /// The value has a different type.
     pub fn to_text(&self) -> Result<Cow<'_, str>, EvaluationError> {
         Ok(match self {
             Self::String(text) => Cow::Borrowed(text),

@@ -113,7 +113,7 @@ impl Pattern {
         &self.0.source
     }
 
-    /// Whether the pattern matches a part of a string. Charge [`Self::search_steps`] before.
+    /// Whether the pattern matches a part of a string. The caller must first charge [`Self::search_steps`].
     #[must_use]
     pub fn is_match(&self, text: &str) -> bool {
         self.0.regex.is_match(text)

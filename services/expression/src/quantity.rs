@@ -82,7 +82,7 @@ impl Quantity {
             part /= 10;
         }
         let billionths = billionths.and_then(|billionths| billionths.checked_add(part)?.checked_add(i128::from(lost)));
-        // As in Kubernetes, a value that is too large becomes the maximum. So it still exceeds the range of a
+        // As in Kubernetes, a value that is too large becomes the maximum. So it still fails the range check of a
         // parameter.
         let billionths = billionths.map_or(LARGEST, |billionths| billionths.min(LARGEST));
         Some(Self { billionths: billionths * sign, format })

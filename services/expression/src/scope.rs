@@ -9,7 +9,7 @@ use super::pattern::Pattern;
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     names: BTreeMap<String, Contents>,
-    /// The number of parts, and the patterns. All scopes of a profile share them.
+    /// The number of parts and the patterns of the profile's expressions. All scopes of a profile share them.
     compiled: Arc<Mutex<Compiled>>,
     /// Names that are in scope in other places, with the reason why they are not in scope here.
     absent: BTreeMap<&'static str, &'static str>,
@@ -58,7 +58,7 @@ impl Scope {
         self
     }
 
-    /// Adds the number of parts of an expression.
+    /// Adds the number of parts of an expression to the profile's total.
     ///
     /// # Errors
     /// The expressions of the profile have too many parts in total.

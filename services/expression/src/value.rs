@@ -131,8 +131,8 @@ pub enum Items<'v> {
     Own(Vec<Value<'v>>),
 }
 
-/// Minimum length in bytes of the JSON text of an object or list whose entries are counted for a lookup's charge. The
-/// charge for a shorter text depends on its length.
+/// The minimum length, in bytes, of the JSON text of an object or list whose lookups are charged by the number of
+/// entries. Lookups in shorter texts are charged by the length of the text.
 const SHORT: usize = 2048;
 
 /// The number of items or members in a tape that are visited in one step. A lookup in a large object visits them twice:

@@ -87,14 +87,14 @@ pub struct Document<'a> {
     texts: Vec<String>,
     /// The initial values of replaced slots.
     originals: Vec<(SlotId, Value<'a>)>,
-    /// The number of replacements, removals and insertions into lists.
+    /// The number of replacements, removals, insertions into lists, and returns to the mark.
     change_count: u32,
     /// Whether any initially existing slot was ever removed.
     has_removed: bool,
     /// Whether duplicate keys are not checked, because another document checks them.
     skips_key_check: bool,
     mark: Mark,
-    /// The states at the mark of all slots that existed then and have changed since.
+    /// For each slot that existed at the mark and has changed since, its state at the mark.
     before: Vec<(SlotId, Slot<'a>)>,
 }
 
@@ -189,7 +189,7 @@ impl<'a> Document<'a> {
     }
 
     /// Returns a counter of changes to values and positions. Inserting an item into a list increments it by one. Adding
-    /// a member to an object does not increment it.
+    /// a member to an object does not increment it, unless a removed member had the same key.
     #[inline]
     #[must_use]
     pub const fn change_count(&self) -> u32 {
@@ -260,14 +260,14 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the first child of an open slot. The child may be removed.
+    /// Returns the first child of an open slot, which may be one that was removed.
     #[inline]
     #[must_use]
     pub fn first(&self, id: SlotId) -> Option<SlotId> {
         self.slot(id).and_then(|slot| slot.first)
     }
 
-    /// Returns the next sibling. The sibling may be removed.
+    /// Returns the next sibling, which may be one that was removed.
     #[inline]
     #[must_use]
     pub fn next(&self, id: SlotId) -> Option<SlotId> {
@@ -370,8 +370,8 @@ impl<'a> Document<'a> {
         Ok(self.look_for(id, key).1)
     }
 
-    /// Returns the value of a member that is in a tape, without opening slots. `None` if the member is absent, open or
-    /// new.
+    /// Returns the value of a member that is in a tape, without opening slots. `None` if the member is absent, open, or
+    /// a scalar that is not in a tape.
     #[inline]
     #[must_use]
     pub fn value_of(&self, id: SlotId, key: &str) -> Option<Value<'a>> {

@@ -231,7 +231,7 @@ impl<'t> Value<'t> {
         let length = u32::try_from(key.len()).unwrap_or(u32::MAX).wrapping_add(2);
         let (mut rest, mut found) = (members, None);
         while let [name, ..] = rest {
-            // Most keys have another length, so there is no need to compare their bytes.
+            // Most keys have a different length, so there is no need to compare their bytes.
             if (name.end.wrapping_sub(name.start) == length || name.kind == Kind::EscapedString)
                 && self.is_key(name, key)
             {

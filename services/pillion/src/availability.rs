@@ -85,7 +85,8 @@ pub(crate) fn injection_disabled(release: &Release, by: Option<&str>) -> Finding
     Finding::new(Code::SwitchedOff, switch(release), message).remedy(switching(release, INJECTION_KEY, "enabled"))
 }
 
-/// Returns the finding that an administrator removed the webhook configurations. `by` is the field manager, if known.
+/// Returns the finding that an administrator removed the webhook configurations. `by` is the field manager that removed
+/// them, if known.
 pub(crate) fn webhooks_disabled(release: &Release, by: Option<&str>) -> Finding {
     let message = format!("the webhook configurations were removed{}", author(by));
     Finding::new(Code::WebhooksDisabled, switch(release), message).remedy(switching(release, WEBHOOKS_KEY, "enabled"))

@@ -325,7 +325,7 @@ fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
     for (path, _) in COMMANDS {
         let command = find(program, path)?;
         let usage = command.clone().render_usage().to_string();
-        // A command with its own arguments and subcommands has two lines.
+        // A command that has both arguments and subcommands has two usage lines.
         let usage = usage.trim_start_matches("Usage: ").lines();
         let usage =
             usage.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join("\n");

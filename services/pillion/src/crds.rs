@@ -1,5 +1,5 @@
 //! `pillion crds`: prints the custom resource definitions for `kubectl apply -f -`. With `--apply`, applies them
-//! without kubectl, such as in a Job before an upgrade.
+//! without kubectl, for example in a Job before an upgrade.
 
 use anyhow::Context;
 use clap::Args;

@@ -10,7 +10,7 @@ pub(crate) enum Exit {
     Success,
     /// 1: the command succeeded and found something, such as an error, a difference or a pod that lacks injected parts.
     Findings,
-    /// 2: the command failed, such as for invalid arguments, a missing file or an unavailable API server.
+    /// 2: the command failed, for example because of invalid arguments, a missing file or an unavailable API server.
     Failure,
 }
 

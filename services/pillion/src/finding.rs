@@ -295,7 +295,7 @@ pub(crate) fn needs_no_action(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| finding.severity == Severity::Info)
 }
 
-/// A finding, together with the same findings about other pods. They are printed as one.
+/// A finding, together with the same findings about other pods. They are printed as one finding.
 struct FoldedFinding<'f> {
     first: &'f Finding,
     others: Vec<&'f Finding>,
@@ -325,7 +325,7 @@ impl FoldedFinding<'_> {
     }
 }
 
-/// Groups identical findings about pods.
+/// Groups findings that differ only in the pod's name or the remedy. Findings about other kinds are not grouped.
 fn folded(findings: &[Finding]) -> Vec<FoldedFinding<'_>> {
     let mut folded: Vec<FoldedFinding<'_>> = Vec::new();
     for finding in findings {

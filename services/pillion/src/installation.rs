@@ -137,7 +137,7 @@ pub(crate) fn kept<T>(found: kube::Result<T>, part: Part, unread: &mut Unread) -
     found.map_err(|error| unread.push((part, describe_error(error)))).ok()
 }
 
-/// Formats an error: the API server's message if there is one.
+/// Formats an error: the API server's message, or else the error with its causes.
 fn describe_error(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::load::Problem;
 
-/// The maximum number of problems printed at once, since a file may contain as many problems as bytes.
+/// The maximum number of problems that are printed at once. It is limited because a file may contain as many problems
+/// as bytes.
 pub(crate) const MAX_PROBLEMS: usize = 100;
 
 /// The output format.
@@ -124,7 +125,7 @@ pub(crate) fn objects(objects: &[Value], format: Format) -> anyhow::Result<Strin
 }
 
 /// Formats one YAML document in block style, without changing the order of keys. Strings are quoted where YAML 1.1 or
-/// 1.2 would read another type.
+/// 1.2 would read a different type.
 pub(crate) fn yaml(value: &Value) -> anyhow::Result<String> {
     let options = serde_saphyr::ser_options! {
         // Command lines and annotations are not wrapped, so that users can search for them.
@@ -153,8 +154,8 @@ pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Replaces all control characters except those of colours. Parts of the text come from the cluster, and a control
-/// sequence could hide or overwrite a line.
+/// Replaces all control characters except line feeds, tabs and colour sequences. Parts of the text come from the
+/// cluster, and a control sequence could hide or overwrite a line.
 fn replace_control_characters(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
     if !text.contains(acts) {

@@ -9,8 +9,8 @@ use pillion_control::audit::NOT_ENDED;
 /// The maximum number of pods in one response of the API server.
 const PAGE: u32 = 500;
 
-/// Lists the pods of a namespace, or of all namespaces. `selector` selects them by labels. The stream ends after the
-/// first error.
+/// Lists the pods of a namespace, or of all namespaces, except completed and failed ones. `selector` selects them by
+/// labels. The stream ends after the first error.
 pub(crate) fn pages(
     client: &Client,
     namespace: Option<&str>,

@@ -67,8 +67,8 @@ struct Status {
     report: Report,
 }
 
-/// Prints the state of the installation, and the pods that differ from their profiles. An installation that does not
-/// work is a finding, and so is each of these pods.
+/// Prints the state of the installation, and the pods that differ from their profiles. The findings are an installation
+/// that does not work, each of these pods, and each problem that needs action.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
     let (status, audited) = block_on(read(args))?;
@@ -138,8 +138,8 @@ async fn run_audit(
     Ok(())
 }
 
-/// Returns findings if no pod is injected at all. A part that cannot be read is skipped, since the overview contains
-/// the error.
+/// Returns the reasons why no pod is injected at all; empty if there are none. A part that cannot be read is skipped,
+/// since the overview contains the error.
 async fn unavailable(
     client: &Client,
     release: &Release,

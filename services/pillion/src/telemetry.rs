@@ -97,8 +97,8 @@ impl Telemetry {
         let collector = traces.collector()?;
         let provider = collector.map(|collector| traces::provider(&collector, &sampling, spans.clone())).transpose()?;
         let layer = provider.as_ref().map(|provider| {
-            // Warnings during a request become events of its span. The line that logs the decision does not, since the
-            // span itself contains the decision.
+            // Warnings during a request become events of its span. The log line of the decision does not become an
+            // event, since the span itself contains the decision.
             let wanted = [(trace::TARGET, LevelFilter::INFO), ("pillion", LevelFilter::WARN)];
             let layer = tracing_opentelemetry::layer().with_location(false).with_threads(false);
             let layer = layer.with_tracked_inactivity(false).with_target(false);

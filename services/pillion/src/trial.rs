@@ -17,7 +17,8 @@ pub(crate) fn review(pod: &Value, namespace: &str, user: &Value) -> Value {
     Creation { object: pod, namespace, uid: UID, user, dry_run: true }.review()
 }
 
-/// Decides about a pod that `pillion doctor` would create, without lookups. `None` if the decision fails.
+/// Returns the webhook's decision for a pod that `pillion doctor` would create. Looks up no objects. `None` if the
+/// decision cannot be computed.
 pub(crate) fn decide(pod: &Value, name: &str, namespace: &Arc<Namespace>, snapshot: &Snapshot) -> Option<Decided> {
     let facts = Facts {
         namespace: Some(Arc::clone(namespace)),

@@ -27,7 +27,7 @@ pub(crate) struct UninstallArgs {
 }
 
 /// Sets `webhooks: disabled` in the release's ConfigMap, so that no controller recreates the webhook configurations.
-/// Then deletes these, the policies of held namespaces, and the policy of the safety net.
+/// Then deletes the webhook configurations, the policies of held namespaces, and the policy of the safety net.
 pub(crate) fn run(args: UninstallArgs) -> anyhow::Result<Exit> {
     block_on(async {
         let UninstallArgs { release, api_server } = args;

@@ -23,7 +23,7 @@ fn helm(arguments: &[&str], values: &Json) -> Output {
     let file = folder.path().join("values.json");
     fs::write(&file, values.to_string()).unwrap();
     let mut command = Command::new(tools::program("helm").unwrap());
-    // The user's own plugins, repositories and cluster must not affect the result.
+    // The user's own plugins and repositories must not affect the result.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, folder.path());
     }

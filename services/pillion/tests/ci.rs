@@ -78,8 +78,8 @@ fn assert_reports(markdown: &str, sarif: &Json) {
     assert_eq!(results, expected);
 }
 
-/// Runs the steps of the action in a runner with these inputs. Inputs that are not given have their defaults. Returns the
-/// output of the last step, and the content of the files for the summary and for the outputs.
+/// Runs the steps of the action in a runner with these inputs. Inputs that are not given have their defaults. Returns
+/// the output of the last step, and the content of the files for the summary and for the outputs.
 fn run_action(folder: &Path, inputs: &[(&str, &str)]) -> (Output, String, String) {
     let action = template("github/action.yml");
     let runner = folder.join(".git/runner");

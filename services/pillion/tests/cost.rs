@@ -48,8 +48,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Returns a folder with a price table, and the injected manifest of a Deployment. The manifest also contains a pod that
-/// is not injected.
+/// Returns a folder with a price table, and the injected manifest of a Deployment. The manifest also contains a pod
+/// that is not injected.
 fn injected() -> (TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("profile.yaml"), PROFILE).unwrap();
@@ -66,7 +66,7 @@ fn counts_added_containers_of_manifest() {
     let (folder, manifest) = injected();
     let output = pillion(&["cost", "-f", "-", "--by", "container", "-o", "wide"], &folder, &manifest);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
-    // The init container needs 30m before the others, which need 25m, so it adds 5m.
+    // The init container requests 30m, and runs before the other containers, which request 25m together. So it adds 5m.
     assert_eq!(
         text(&output.stdout),
         "CONTAINER   PODS   CONTAINERS   NO REQUESTS   CPU   MEMORY   CPU LIMITS   MEMORY LIMITS\n\

@@ -177,8 +177,8 @@ fn tutorials_profile_is_served() {
         Sample::printed_by(&dev).send().filter(|patch| patch.contains("busybox:1.36"))
     });
 
-    // If its namespace is not among those that `dev` serves, the profile applies to no pod, and the program reports
-    // that.
+    // If a profile's namespace is not among those that `dev` serves, the profile applies to no pod, and the program
+    // reports that.
     let dev = Program::start(&[&ANY_PORTS[..], &["-p", "shipper"]].concat(), folder.path());
     dev.wait_for_output("not shop, to which profile shop/shipper applies; to add it: --namespace shop=enabled");
 }
@@ -211,7 +211,7 @@ fn large_profile(kind: &str, metadata: &Value, number: usize) -> Value {
 }
 
 /// Loads 600 profiles: half of them are cluster profiles, and half belong to tenants. A compiled profile takes 12 KiB
-/// of memory. It would take 28 KiB if all files stayed in memory while they are read.
+/// of memory. A profile would take 28 KiB if all files stayed in memory while they are read.
 #[test]
 fn loading_profiles_bounds_memory() {
     const LIMIT_KIB: u64 = 16 * 1024;
@@ -248,7 +248,7 @@ fn invalid_flags_fail_at_once() {
     }
 }
 
-/// A profile that applies to every pod, so that every review is injected.
+/// A profile that applies to every pod, so that the pod of every review is injected.
 const FOR_EVERY_POD: &str = "apiVersion: pillion.dev/v1alpha1\nkind: ClusterInjectionProfile\nmetadata: {name: everybody}\n\
                        spec:\n  activation: Always\n  template:\n    metadata: {annotations: {example.com/x: 'yes'}}\n\
                        \x20   spec: {containers: [{name: extra, image: 'extra:1'}]}\n";

@@ -177,7 +177,7 @@ fn manifests_are_matched_by_kind_namespace_and_name() {
     let result: Json = serde_json::from_str(&stdout).unwrap();
     let added = result["workloads"].as_array().unwrap().iter().find(|one| one["workload"] == "Pod other/by-child");
     assert_eq!((&added.unwrap()["before"], &added.unwrap()["patch"]), (&Json::Null, &Json::Null));
-    // Workloads of equal names are matched in order.
+    // Workloads with the same name are matched in order.
     let (_, stdout, stderr) = diff_manifests(folder.path(), &["-f", "new", "--against-filename", "old"]);
     assert_eq!(stderr, "6 of 8 workloads would be different (2 added, 2 removed)\n", "{stdout}");
 }

@@ -161,7 +161,7 @@ fn readme_quickstart_has_commands_of_page() {
     }
 }
 
-/// A workload for pages whose commands need one, but that do not show one.
+/// A workload for pages that do not show one, but whose commands need one.
 const DEPLOYMENT: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -549,7 +549,7 @@ fn comparison_examples_of_pillion_and_sidecarset_are_valid() {
             _ => continue,
         };
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // Exit code 1 is expected, because a profile cannot express the update strategy of a SidecarSet.
+        // Exit code 1 is allowed, because a profile cannot express the update strategy of a SidecarSet.
         let is_valid = matches!(output.status.code(), Some(0 | 1)) && !stderr.contains("unknown");
         assert!(is_valid, "{name} ({}):\n{stdout}{stderr}\n{text}", output.status);
     }

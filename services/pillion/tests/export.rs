@@ -1,5 +1,6 @@
 //! Tests `pillion export` as a process: the policies that it writes, the parts that it leaves out with the reasons, and
-//! its exit code. `e2e/export.rs` shows that the API server accepts the policies, and decides like the engine.
+//! its exit code. `e2e/export.rs` shows that the API server accepts the policies, and that they have the same effect as
+//! the profiles in the engine.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 

@@ -466,7 +466,7 @@ fn child_inherits_sidecar_in_any_order() {
     assert_eq!(images([&off, &parent]), ["busybox"]);
 }
 
-/// Profiles that read facts outside the pod: of its service account, its owner, and the cluster.
+/// Profiles that read facts outside the pod: facts about its service account, its owner, and the cluster.
 const READERS: &str = "
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

@@ -121,7 +121,7 @@ fn print_figures(figures: &str) {
     println!("{figures}");
 }
 
-/// Runs a program, and kills it when it exceeds the limit. Returns its output.
+/// Runs a program, and kills it when it exceeds the time limit. Returns its output.
 fn within(limit: Duration, command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id().to_string();

@@ -122,8 +122,8 @@ fn logs_metrics_and_spans_contain_only_names() {
     let mut elsewhere = review(&unmarked);
     elsewhere["request"]["namespace"] = "nobody-knows".into();
     assert_eq!(dev.post("", &elsewhere.to_string()), 200);
-    // Invalid requests: one is cut off within a secret, one contains another kind, and one contains a secret as its
-    // object.
+    // Invalid requests: a review that is cut off within a secret, an object of the kind Secret instead of a review, and
+    // two reviews that are not valid JSON.
     let cut = injected.find("annotation\"").unwrap();
     assert_eq!(dev.post("", &injected[..cut]), 400);
     assert_eq!(

@@ -241,7 +241,7 @@ fn check_drain(kubeconfig: &str) {
 /// The process's limit of file descriptors. About 30 descriptors are open after its start.
 const DESCRIPTORS: &str = "64";
 const CLIENTS: usize = 100;
-/// How long the process has no free descriptor.
+/// How long the test leaves the process without a free file descriptor.
 const EXHAUSTED_FOR: Duration = Duration::from_secs(2);
 
 /// Scrapes the metrics on a connection that stays open.

@@ -24,7 +24,7 @@ pub struct TlsFiles {
 }
 
 impl TestCa {
-    /// Creates a CA with its own key, so that CAs do not trust each other's certificates.
+    /// Creates a CA with its own key. So a client that trusts only this CA rejects the certificates of other test CAs.
     ///
     /// # Errors
     /// The cryptography library fails.

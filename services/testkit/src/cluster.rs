@@ -85,7 +85,8 @@ impl Cluster {
     /// process. Builds or fetches missing parts, which takes about 15 minutes the first time.
     ///
     /// # Errors
-    /// This machine cannot run a cluster, or the cluster does not become ready; the error names its logs.
+    /// This machine cannot run a cluster, another process uses the cluster, or the cluster does not become ready; in
+    /// the last case the error names its logs.
     pub async fn up(name: &str) -> anyhow::Result<Self> {
         let (parts, home) = (parts::make()?, home_of(name)?);
         let lock = Lock::of(&home)?;
@@ -166,7 +167,7 @@ impl Cluster {
     /// Imports an image archive. Pods that use it need `imagePullPolicy: IfNotPresent` or `Never`.
     ///
     /// # Errors
-    /// The file is not an image archive.
+    /// The node does not run, or the file is not an image archive.
     pub fn load(&self, archive: &Path) -> anyhow::Result<()> {
         match &self.parts.engine {
             Engine::Kind { program, .. } => kind::load(program, &self.name, archive),
@@ -236,7 +237,8 @@ impl Cluster {
         self.wait().await
     }
 
-    /// Waits until the node is ready. With the project's own engine, then allows the API server to call the kubelet.
+    /// Waits until the node is ready. In a cluster of the project's own engine, also allows the API server to call the
+    /// kubelet.
     async fn wait(&self) -> anyhow::Result<()> {
         let logs = self.home.join("log");
         eventually(START_LIMIT, "the cluster's node is ready", async || self.is_ready().await)

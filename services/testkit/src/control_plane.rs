@@ -79,7 +79,7 @@ pub struct ControlPlane {
     api_server: Option<Daemon>,
     /// `None` for a leased control plane, whose processes belong to another process.
     etcd: Option<Daemon>,
-    /// The folder of the leased control plane. `None`: the processes are those of this value.
+    /// The folder of the leased control plane. `None`: this value owns the processes.
     leased: Option<PathBuf>,
 }
 

@@ -218,7 +218,7 @@ impl Panel {
 }
 
 impl Kind {
-    /// Whether the colour of a panel depends on the value instead of the series.
+    /// Returns whether the colour of a panel depends on the value instead of the series.
     const fn is_by_value(self) -> bool {
         matches!(self, Self::Stat | Self::State)
     }
@@ -286,8 +286,8 @@ fn datasource() -> Value {
 }
 
 /// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
-/// Pillion's webhooks. Replaces `release` in a list of labels by the cluster and namespace labels, and `target` by the
-/// labels that identify a target.
+/// Pillion's webhooks. In a list of labels, replaces `release` with the cluster and namespace labels, and `target` with
+/// the labels that identify a target. Replaces `[rate]` with Grafana's rate interval.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"$cluster_label=~"$cluster", job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 pub(crate) enum Identity<'a> {
     /// A bearer token.
     Token(&'a str),
-    /// A bearer token, and another user to impersonate.
+    /// A bearer token, and a user to impersonate.
     Impersonation {
         /// The token of a user with permission to impersonate.
         token: &'a str,

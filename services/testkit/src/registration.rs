@@ -78,7 +78,7 @@ impl RegisteredService {
     /// Removes a replica's endpoint, as when its pod is deleted.
     ///
     /// # Errors
-    /// The replica was never added.
+    /// The replica was never added, or its endpoint has already been removed.
     pub async fn remove(&self, replica: IpAddr) -> anyhow::Result<()> {
         self.slices
             .delete(&slice_name(replica), &DeleteParams::default())

@@ -1,5 +1,6 @@
-//! Controls the API server of a leased control plane. Another process keeps the control plane, so the test sends it
-//! requests over a Unix socket. A request is one byte. The response is empty, or the message of an error.
+//! Controls the API server of a leased control plane. Another process, the keeper, runs the control plane. So the test
+//! sends requests to the keeper over a Unix socket. A request is one byte. The response is empty, or the message of an
+//! error.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -37,10 +38,10 @@ impl Request {
     }
 }
 
-/// Sends a request to the process that keeps the control plane in `folder`, and waits until it is done.
+/// Sends a request to the keeper of the control plane in `folder`, and waits until the keeper has performed it.
 ///
 /// # Errors
-/// The process has ended, or the request failed.
+/// The keeper has ended, or the request failed.
 pub(crate) fn send(folder: &Path, request: Request) -> anyhow::Result<()> {
     let socket = folder.join(SOCKET);
     let mut stream = UnixStream::connect(&socket).with_context(|| format!("cannot connect to {}", socket.display()))?;

@@ -106,7 +106,8 @@ impl Replica {
     /// test's folder. If a replica is restarted, its log is appended to the same file.
     ///
     /// # Errors
-    /// The replica ends, or is not ready in time; the error contains the end of its log.
+    /// The program cannot be started, the replica ends or is not ready in time, or the call is not inside an isolated
+    /// test. If the replica has started, the error contains the end of its log.
     pub async fn start(spec: &ReplicaSpec, address: IpAddr) -> anyhow::Result<Self> {
         let mut replica = Self::spawn(spec, address)?;
         replica.ready().await?;

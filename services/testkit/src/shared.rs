@@ -1,4 +1,4 @@
-//! Leases control planes to tests, one test at a time.
+//! Leases control planes to tests. Each control plane serves one test at a time.
 //!
 //! Starting etcd and kube-apiserver takes longer than most tests, so a control plane outlives the test that started it.
 //! It runs in network namespaces of its own, and each test that leases it enters them. After a test has passed, every
@@ -9,8 +9,8 @@
 //! A reset either removes Pillion's CRDs or keeps them, because most tests need them ([`State`]).
 //!
 //! A test may stop, pause and restart the API server of its lease, and may start a second API server on the same etcd.
-//! It sends requests to the process that keeps the control plane (see `remote.rs`). A reset starts a stopped API server
-//! again, and waits until only this API server is an endpoint of the Service `kubernetes`.
+//! It sends requests to the process that runs the control plane, the keeper (see `remote.rs`). A reset starts a stopped
+//! API server again, and waits until only this API server is an endpoint of the Service `kubernetes`.
 //!
 //! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
 //! the test runner.
@@ -32,7 +32,7 @@ mod parameters;
 
 pub(crate) use keeper::keep_if_asked;
 
-/// The environment variable with the folder of the lease. It is set in the process that keeps a control plane.
+/// The environment variable with the folder of the lease. It is set in the keeper of a control plane.
 const KEEP: &str = "PILLION_TEST_KEEP";
 
 /// The file in a lease's folder with the id of the process that has the control plane's namespaces.
@@ -42,7 +42,7 @@ const READY: &str = "ready";
 /// The file in a lease's folder that exists from the end of a test until the control plane has been reset. It contains
 /// the state to which the control plane is reset.
 const USED: &str = "used";
-/// The file in a lease's folder with the output of the process that keeps the control plane.
+/// The file in a lease's folder with the output of the control plane's keeper.
 const LOG: &str = "keeper.log";
 
 /// How long a control plane may take to start, or to be reset.
@@ -107,8 +107,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Leases a control plane in this state. Starts a new one if none is free. `keeper` returns the command for a new
-    /// control plane: it runs this program with a test that calls [`keep_if_asked`], in namespaces of its own.
+    /// Leases a control plane in this state. Starts a new one if none is free, and resets one that has a different
+    /// state. `keeper` returns the command for a new control plane: it runs this program with a test that calls
+    /// [`keep_if_asked`], in namespaces of its own.
     ///
     /// # Errors
     /// The control plane does not start; the error contains the end of its logs.

@@ -33,14 +33,14 @@ pub struct NamespaceLookup<'n> {
     pub name: &'n str,
     /// The client that sent the review.
     pub client: IpAddr,
-    /// A cached result is acceptable only if it was fetched after this time. Set if the API server called the path of
-    /// another failure mode than the snapshot has for the namespace.
+    /// A cached result is acceptable only if it was fetched after this time. Set if the API server called the path of a
+    /// failure mode other than the one that the snapshot has for the namespace.
     pub after: Option<Instant>,
 }
 
-/// Looks up a namespace that is not in the snapshot. Also called if the API server called the path of another failure
-/// mode than the snapshot has for the namespace. The snapshot may be a second old. Returns `Missing` if the cluster has
-/// no such namespace, and `Failed` if it cannot be looked up now.
+/// Looks up a namespace that is not in the snapshot. Also called if the API server called the path of a failure mode
+/// other than the one that the snapshot has for the namespace. The snapshot may be a second old. Returns `Missing` if
+/// the cluster has no such namespace, and `Failed` if it cannot be looked up now.
 ///
 /// The router limits the time of each lookup. The function must validate the name and limit the number of lookups, in
 /// total and for each client.
@@ -54,7 +54,7 @@ pub type LiveNamespace =
 /// client. In its result, objects that it could not fetch are marked as failed.
 pub type ReviewLookups = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, LookedUp> + Send + Sync>;
 
-/// The limits of one request.
+/// The limits on requests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RequestSettings {
@@ -99,7 +99,7 @@ pub struct Admission {
     pub switch: Switch,
     /// Counts requests and decisions.
     pub metrics: Arc<Metrics>,
-    /// Limits of each request.
+    /// The limits on requests.
     pub settings: RequestSettings,
 }
 
@@ -293,8 +293,8 @@ impl Admission {
     }
 }
 
-/// Whether the failure mode of the path that the API server called differs from that of the namespace in the snapshot.
-/// If so, the namespace's labels have changed, and either the snapshot or the API server is stale.
+/// Returns whether the failure mode of the path that the API server called differs from that of the namespace in the
+/// snapshot. If so, the namespace's labels have changed, and either the snapshot or the API server is stale.
 fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     match endpoint {
         Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {
@@ -304,7 +304,8 @@ fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     }
 }
 
-/// Whether a decision requires the namespace, because in this failure mode no pod may start without its sidecars.
+/// Returns whether a decision requires the namespace, because in this failure mode no pod may start without its
+/// sidecars.
 const fn needs_namespace(endpoint: Endpoint) -> bool {
     match endpoint {
         Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {

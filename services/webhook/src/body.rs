@@ -26,7 +26,7 @@ use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
 /// The smallest reservation, in bytes, for a body that arrives in more than one piece.
 const MIN_RESERVATION: usize = 16 * 1024;
-/// How long the rest of a body is read and discarded after its request was shed.
+/// How long the rest of a body is read and discarded after its request was shed or rejected.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The memory budget of all request bodies together, over all connections.
@@ -226,8 +226,8 @@ impl<'s> BodyReader<'s> {
         Ok(buffer.into())
     }
 
-    /// Appends a piece to the buffer. At most `rest` bytes can follow this piece (`None`: unknown). If the buffer is
-    /// full, it grows by half, but never beyond the maximum size of the body.
+    /// Appends a piece to the buffer. At most `rest` bytes can follow this piece (`None`: unknown). If the piece does
+    /// not fit, the buffer grows by half or to the needed size, but never beyond the maximum size of the body.
     async fn append(
         &mut self,
         buffer: &mut Vec<u8>,

@@ -1,9 +1,9 @@
 //! The routes of the admission port. A request is parsed as a review, the engine decides it, and the decision becomes a
 //! response, a log line and metrics.
 //!
-//! The decision about a small pod takes some 30 µs, less than passing it to another thread. So the thread that read the
-//! request also decides it, once the request holds a permit. The decision about a large object is computed on a
-//! separate thread.
+//! The decision on a small pod takes some 30 µs, which is less than the time to pass the request to another thread. So
+//! the thread that read the request also decides it, once the request holds a permit. The decision on a large object is
+//! computed on a separate thread.
 
 use std::fmt;
 use std::net::IpAddr;

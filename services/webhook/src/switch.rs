@@ -17,7 +17,7 @@ impl Switch {
         self.off.store(off, Ordering::Relaxed);
     }
 
-    /// Whether decisions are switched off, so that every object is allowed unchanged.
+    /// Returns whether decisions are switched off, so that every object is allowed unchanged.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)

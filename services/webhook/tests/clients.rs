@@ -141,7 +141,8 @@ async fn large_body_does_not_hide_401() {
     }
 }
 
-/// Whether a handshake with this identity succeeds. In TLS 1.3, a client notices a rejection only when it reads.
+/// Returns whether a handshake with this identity succeeds. In TLS 1.3, a client notices a rejection only when it
+/// reads.
 async fn is_accepted(
     guarded: &Guarded,
     identity: &(String, String),

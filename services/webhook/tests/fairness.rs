@@ -33,7 +33,7 @@ use tokio_rustls::client::TlsStream;
 
 const QUIET: usize = 20;
 const NOISY: &str = "noisy";
-/// The minimum ratio between the requests of the noisy tenant and those of one quiet tenant.
+/// The minimum ratio between the number of requests of the noisy tenant and that of one quiet tenant.
 const TIMES: usize = 50;
 /// The share of a worker's time that all quiet tenants use together.
 const QUIET_LOAD: f64 = 0.12;
@@ -440,8 +440,8 @@ impl Results {
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()
     }
 
-    /// Whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. Also true if no
-    /// round can be used.
+    /// Returns whether the noisy tenant multiplies the quiet tenants' 99th percentile by at most this factor. Also
+    /// returns true if no round can be used.
     fn slows_at_most(&self, times: f64) -> bool {
         self.slower().is_none_or(|slower| slower <= times)
     }

@@ -21,7 +21,7 @@ use crate::support::{
 
 const MIB: usize = 1024 * 1024;
 
-/// Each test holds this lock, so that tests run one at a time: they measure the memory of the process.
+/// The tests that measure the memory of the process or capture its log hold this lock, so that they run one at a time.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Requests for 10,000 unknown namespaces leave no series and no memory behind. The tests in

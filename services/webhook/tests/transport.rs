@@ -346,8 +346,8 @@ async fn connection_at_end_of_drain_is_answered() {
 #[tokio::test]
 async fn end_of_drain_closes_idle_and_answers_last() {
     let mut settings = fast_drain();
-    // The server closes idle connections a second before the deadline, or earlier by a tenth of the drain if that is
-    // less. With a drain of ten seconds, both are one second.
+    // The server closes idle connections one second before the deadline, or a tenth of the drain's duration before it
+    // if that is shorter. With a drain of ten seconds, both are one second.
     settings.drain_deadline = Duration::from_secs(10);
     let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let server = Running::start(fast_and_slow(&asked, &answer), settings).await;

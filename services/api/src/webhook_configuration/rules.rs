@@ -25,7 +25,7 @@ pub struct Validated {
 /// The namespaces whose own profiles validate requests for pods, by resource (`pods` or a subresource) and operation.
 pub type OwnCalls = BTreeMap<(String, Operation), BTreeSet<String>>;
 
-/// Rules for which a configuration has one entry for each failure mode.
+/// Rules for which a configuration has one entry for each failure mode and each opt-in label that can set it.
 pub(super) struct Scope<'a> {
     /// The part of the entry's name after the failure mode.
     pub(super) suffix: String,
@@ -37,7 +37,7 @@ pub(super) struct Scope<'a> {
     pub(super) deletes: bool,
 }
 
-/// Returns the scopes. Each of them has an entry for every failure mode. No request matches two scopes.
+/// Returns the scopes of the validating configuration. No request matches two of them.
 pub(super) fn scopes(validated: &Validated) -> Vec<Scope<'_>> {
     let everywhere = [(false, ""), (true, "-delete")].map(|(deletes, suffix)| {
         let rules = validated.everywhere.iter().filter_map(|rule| {

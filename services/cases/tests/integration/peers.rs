@@ -1,4 +1,4 @@
-//! Compares the shipped profiles with the injectors that they replace, the peers. The peers' own test results are the
+//! Compares the shipped profiles with the injectors that they replace (the peers). The peers' own test results are the
 //! expected results.
 //!
 //! The peers' inputs and results are files of other projects and are not part of this repository. The test reads them
@@ -9,7 +9,7 @@
 //! * [`runner`]: runs cases, and prints the table.
 //! * [`files`]: reads files and their YAML documents, and applies patches.
 //! * [`workloads`]: the pods that controllers create for workloads.
-//! * the adapters, one for each peer, with the table from the peer's settings to parameters.
+//! * the adapters, one for each peer, with the table that maps the peer's settings to parameters.
 //! * [`istio_settings`] and [`linkerd_settings`]: settings in files, by their names in the peer's chart.
 //! * [`istio_results`] and [`linkerd_results`]: infer settings from a result. Some settings exist only
 //!   in the peer's test code. A case that is equal only with inferred settings is reported as loose.
@@ -52,8 +52,8 @@ struct Peer {
     cases: runner::Adapter,
     /// The prefix of the folders with our profiles for this peer.
     profiles: &'static str,
-    /// The version of the folder that was reviewed last. If the given folder is this version, the number of equal cases
-    /// must not decrease.
+    /// The version of the folder that was reviewed last. If the given folder has this version, the number of equal
+    /// cases must not decrease.
     reviewed: Reviewed,
 }
 

@@ -21,7 +21,7 @@ use crate::informer::objects::Change;
 const MAX_SINGLE_READS: usize = 8;
 
 /// A request for whole pods, not only their metadata. The caller passes each pod that it reads to [`Auditor::whole`],
-/// and then calls [`Auditor::done`] once for the request.
+/// and then calls [`Auditor::done`] once for the request. If the request fails, it calls [`Auditor::failed`] instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodFetch {
     /// Read one pod.
@@ -82,7 +82,8 @@ pub struct Auditor {
     /// Namespaces with a running request, at most one request for each. The value has the pods that the watch reported
     /// during the request: the response may have older versions of them.
     in_flight: BTreeMap<Box<str>, HashSet<Box<str>>>,
-    /// Namespace of the last fetch. The next fetch is for another namespace, so that all of them make progress.
+    /// Namespace of the last fetch. The next fetch is for a namespace that follows it, so that all of them make
+    /// progress.
     last: Box<str>,
     pools: InternPools,
 }
@@ -446,7 +447,7 @@ impl Auditor {
             let match_state = match of_whole {
                 // The whole pod does not match this profile.
                 None => MatchState::NotWanted,
-                // The pinned revision was unavailable, so the verdict is for another revision.
+                // The pinned revision was unavailable, so the verdict is for a different revision.
                 Some(expected) if expected.revision() != &**judged.revision.as_ref() => MatchState::NotLookedUp,
                 Some(expected) => expected.match_state,
             };

@@ -8,7 +8,7 @@ pillion_api::labelled! {
     pub enum State {
         /// The profile matches the pod, and the pod's record does not list it.
         Missing => "missing",
-        /// The record lists another revision than the active one.
+        /// The record lists a revision other than the active one.
         Outdated => "outdated",
         /// The record lists a profile that was deleted, or that no longer matches the pod.
         Orphaned => "orphaned",
@@ -21,7 +21,7 @@ pillion_api::labelled! {
     pub enum Cause {
         /// The pod was created before the opt-in of the namespace had an effect. This may be shortly after the opt-in.
         BeforeOptIn => "before_opt_in",
-        /// The profile was created after the pod.
+        /// The profile was created after the pod, or shortly before it.
         ProfileCreated => "profile_created",
         /// The kill switch was set to `injection: disabled`.
         SwitchedOff => "switched_off",

@@ -66,7 +66,7 @@ struct ConditionTracker {
     first: FirstReport,
 }
 
-/// Waits for the first report whose counts can be written.
+/// Tracks whether reports have become complete enough to be written.
 #[derive(Debug, Default)]
 pub(super) struct FirstReport {
     /// When all pods were listed.
@@ -75,7 +75,8 @@ pub(super) struct FirstReport {
 }
 
 impl FirstReport {
-    /// Whether this report can be written: it or an earlier one is complete, or all pods were listed two minutes ago.
+    /// Whether this report can be written: it or an earlier one is complete, or all pods were listed at least two
+    /// minutes ago.
     pub(super) fn is_usable(&mut self, report: &Report, now: Instant) -> bool {
         self.listed = self.listed.or_else(|| report.is_listed.then_some(now));
         let has_waited = self.listed.is_some_and(|listed| now.duration_since(listed) >= COMPLETE_LIMIT);
@@ -112,8 +113,8 @@ impl ConditionTracker {
         if !self.first.is_usable(report, now) {
             return Vec::new();
         }
-        // These profiles are no longer active, and no pod has them. If such a profile was deleted, the write does
-        // nothing.
+        // The profiles in `gone` are no longer active, and no pod has them. If such a profile was deleted, the write
+        // does nothing.
         let gone = self.last.keys().filter(|name| !report.profiles.contains_key(*name)).cloned();
         let gone: Vec<_> = gone.map(|name| (name, ProfileAudit::default())).collect();
         let found = report.profiles.iter().map(|(name, audit)| (name.clone(), *audit));

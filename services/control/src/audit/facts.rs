@@ -61,8 +61,7 @@ impl ClusterFacts {
         self.profiles.retain(|name, _| profiles(name));
     }
 
-    /// Returns why the webhook may not have injected at `time`, in seconds since 1970. `None` if it was available and
-    /// enabled.
+    /// Returns why the webhook may not have injected at `time`, in seconds since 1970. `None` if no reason is known.
     #[must_use]
     pub fn not_called(&self, time: i64) -> Option<WhyNotCalled> {
         let is_unavailable =

@@ -1,4 +1,4 @@
-//! Runs the audit once, on lists instead of watches, for commands, which work without a controller.
+//! Runs the audit once, for commands. It uses lists instead of watches, and needs no controller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

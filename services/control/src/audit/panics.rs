@@ -1,4 +1,4 @@
-//! Tests that a panic over one pod affects only this pod, and that the audit continues.
+//! Tests that a panic during the evaluation of one pod affects only this pod, and that the audit continues.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::informer::objects::Change;
 /// When the audit starts, in seconds since 1970.
 const START: i64 = 1_000;
 
-/// Creates an audit of pods with these names, which `profile` matches. Each pod is in a separate namespace.
+/// Creates an audit of pods with these names, each in a separate namespace. `profile` is the only profile.
 fn listed(profile: &Value, pods: &[&str]) -> Auditor {
     let name = ProfileName::cluster("proxy");
     let compiled = compile(&name, &serde_json::from_value(profile.clone()).unwrap()).unwrap();

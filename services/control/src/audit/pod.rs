@@ -38,7 +38,8 @@ pub struct AuditedPod {
     pub metadata: Box<str>,
     /// The pod's injection record.
     pub has: RecordedProfiles,
-    /// Whether the pod is not audited: the webhook never injects into it, it is terminating, or it has ended.
+    /// Whether the pod is not audited: the webhook never injects into it, it is terminating, or it has succeeded or
+    /// failed.
     pub is_exempt: bool,
 }
 

@@ -21,13 +21,14 @@ const MAX_AGES: usize = 64;
 pub struct PodCounts {
     /// A profile is missing.
     pub missing: u64,
-    /// A profile has an older revision.
+    /// The record lists an outdated revision of a profile.
     pub outdated: u64,
     /// A profile is orphaned.
     pub orphaned: u64,
     /// The whole pod was not read yet.
     pub pending: u64,
-    /// The stored pod does not have the data that a profile reads.
+    /// It is unknown whether a profile matches: for example, the pod lacks data that the profile reads, or a lookup
+    /// failed.
     pub undecided: u64,
     /// All matching profiles are injected.
     pub injected: u64,
@@ -44,7 +45,7 @@ pub struct ProfileAudit {
     pub injected: u64,
     /// The profile matches but is missing.
     pub missing: u64,
-    /// Another revision is injected.
+    /// A revision other than the active one is injected.
     pub outdated: u64,
     /// The profile is injected but does not match.
     pub orphaned: u64,
@@ -157,7 +158,7 @@ impl Comparison {
         }
     }
 
-    /// Whether no profile matches the pod, and its record lists none.
+    /// Whether the comparison has no result for any profile.
     fn is_empty(&self) -> bool {
         self.wrong.is_empty() && self.right.is_empty() && self.undecided.is_empty() && self.opted_out == 0
     }

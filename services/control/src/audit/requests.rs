@@ -31,7 +31,7 @@ use crate::guard::guarded;
 use crate::informer::objects::Change;
 use crate::release::Release;
 
-/// The field selector of pods that have not ended. Ended pods are not audited.
+/// The field selector of pods that have neither succeeded nor failed. Other pods are not audited.
 pub const NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Pods per page of the watch's list, which has only their metadata.
 const METADATA_PER_PAGE: u32 = 500;
@@ -52,7 +52,7 @@ pub(super) struct WebhookState {
     /// The release's namespace, and the namespaces excluded by name. `None` if no webhook configuration has an entry
     /// for pods.
     pub(super) excluded: Option<BTreeSet<Box<str>>>,
-    /// The labels that opt a namespace in; `None` without a webhook configuration.
+    /// The labels that opt a namespace in; `None` if the webhook configuration does not exist or does not show them.
     pub(super) opt_in: Option<OptIn>,
 }
 
@@ -124,7 +124,8 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
     let api = Api::<PartialObjectMeta<Pod>>::all(client.clone());
     let seconds = u32::try_from(WATCH_DURATION.as_secs()).unwrap_or(u32::MAX);
     let config = watcher::Config::default().timeout(seconds).page_size(METADATA_PER_PAGE).fields(NOT_ENDED);
-    // The beginning of a list is reported with its first object.
+    // `with_pauses` removes `Init` events. So the beginning of a list is reported with its first object, or with its
+    // end if it has no objects.
     let begins = Arc::new(AtomicBool::new(false));
     let announced = Arc::clone(&begins);
     let events = with_pauses(watcher(api, config), move || announced.store(true, Ordering::Relaxed));

@@ -43,7 +43,7 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_mins(1);
 /// Settings of the audit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditSettings {
-    /// Time between two checks for a new report.
+    /// Minimum time between two reports. Without changes, there is no new report.
     pub report_every: Duration,
     /// Time between two checks of whether the webhook is unavailable or disabled.
     pub webhook_check_interval: Duration,
@@ -83,7 +83,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// The results of the audit, for the task that writes conditions.
+/// The results of the audit, for the tasks that write conditions and reports.
 #[derive(Clone, Debug, Default)]
 pub struct Audited {
     /// The last report. Its `profiles` have display names: `nginx`, `team-a/logger`.
@@ -141,7 +141,7 @@ pub struct AuditChannels {
     pub reads: Reads,
     /// The metrics of the last report.
     pub metrics: AuditMetrics,
-    /// The channel to the task that writes conditions. Only changed results are sent.
+    /// The channel to the tasks that write conditions and reports. Only changed results are sent.
     pub audited: watch::Sender<Audited>,
     /// Questions of other tasks.
     pub questions: mpsc::Receiver<AuditQuestion>,
@@ -322,7 +322,7 @@ impl Task {
         }
     }
 
-    /// Schedules another read of pods with failed lookups.
+    /// Schedules another read of pods with failed lookups, unless the pause between two retries has not passed yet.
     fn retry_failed_lookups(&mut self) {
         if Instant::now() < self.retry_at {
             return;

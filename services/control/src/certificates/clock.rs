@@ -173,7 +173,8 @@ impl Clock {
         agrees
     }
 
-    /// Records a response of the API server that was sent and received at these times.
+    /// Records the time in a response of the API server. `sent` is when the request was sent. A response without a
+    /// valid `Date` header is ignored.
     pub(crate) fn record_response(&self, headers: &HeaderMap, sent: Instant, received: Instant) {
         let Some(date) = headers.get(header::DATE).and_then(|date| date.to_str().ok()).and_then(date) else { return };
         let at = sent + received.saturating_duration_since(sent) / 2;

@@ -23,7 +23,7 @@
 //! The replica also rejects a pair whose CA is older than that of the served certificate. Such a pair comes from a
 //! restored backup, and API servers may no longer trust its CA. The controller usually replaces it within seconds. If
 //! the pair is still there after ten minutes, the controller has lost all data about newer CAs, and the replica accepts
-//! the pair.
+//! the pair. The replica also accepts it if the served certificate has expired.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,7 +47,7 @@ use crate::certificates::rotation::{Generation, Serving, ServingCertificate, Sto
 use crate::client::watch_object;
 use crate::release::Release;
 
-/// Time between two checks of a pair that is not valid yet.
+/// Time between two checks of a rejected pair that may become acceptable.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pair of an older CA is rejected.
@@ -71,7 +71,8 @@ pub struct ServingSecret {
     pub stored: Stored<Serving>,
     /// The certificate, or why no replica would serve it. `None` if the Secret does not exist.
     pub judged: Option<Result<ValidCertificate, InvalidPair>>,
-    /// The number of the release's CA that the certificate names as its issuer; `None` if it names no such CA.
+    /// The number of the release's CA that the certificate names as its issuer or, if the issuer is no such CA, as its
+    /// subject. `None` if it names no such CA.
     pub highest: Option<Generation>,
 }
 
@@ -82,7 +83,7 @@ pub struct ServingInputs<'i> {
     pub release: &'i Release,
     /// The CAs of the record; `None` if the record is not readable.
     pub known: Option<&'i KnownCas>,
-    /// The lifetimes, for the time of renewal.
+    /// The lifetimes, which determine when the certificate is renewed.
     pub lifetimes: &'i Lifetimes,
     /// The current time.
     pub now: Timestamp,
@@ -233,7 +234,7 @@ pub fn may_replace(served: Generation, offered: Generation) -> bool {
 /// The last reported state of the Secret.
 #[derive(Default)]
 struct ReportedState {
-    /// The Secret, if its existence was reported.
+    /// The last reported Secret; `None` if no Secret was reported, or if it was deleted since.
     secret: Option<Secret>,
     /// Why the pair in the Secret was rejected; `None` if it was not.
     rejection: Option<Rejection>,

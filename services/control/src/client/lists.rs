@@ -1,4 +1,5 @@
-//! Reads lists page by page, so that no response is larger than a page.
+//! Reads lists page by page, so that no response is larger than a page. If a continue token expires, the whole list is
+//! read at once.
 
 use std::fmt::Debug;
 

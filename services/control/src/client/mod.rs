@@ -1,7 +1,7 @@
 //! Connects to the API server. Also defines the duration of all watches, their pauses after failures, and the messages
 //! for errors.
 //!
-//! - [`lists`]: reads lists page by page, for commands.
+//! - [`lists`]: reads lists page by page.
 //! - `watch_object`: watches one object by name.
 //! - `owner_reference`: owner references for cluster-scoped objects.
 
@@ -91,7 +91,7 @@ pub struct ConnectOptions {
     pub context: Option<String>,
     /// The user to impersonate.
     pub user: Option<String>,
-    /// The groups to impersonate.
+    /// The groups to impersonate. They are ignored without `user`.
     pub groups: Vec<String>,
     /// How long the API server may be silent during a request.
     pub request_timeout: Option<Duration>,

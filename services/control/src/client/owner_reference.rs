@@ -53,7 +53,7 @@ pub(crate) fn set_owner(metadata: &mut ObjectMeta, owner: OwnerReference) {
     }
 }
 
-/// Whether the reference is to another object of the same kind and name.
+/// Whether the reference is to an object of the same kind and name, but with a different UID.
 fn has_same_kind_and_name(known: &OwnerReference, owner: &OwnerReference) -> bool {
     let key = |owner: &OwnerReference| (owner.api_version.clone(), owner.kind.clone(), owner.name.clone());
     known.uid != owner.uid && key(known) == key(owner)

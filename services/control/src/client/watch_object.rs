@@ -15,7 +15,7 @@ use crate::client::{WATCH_DURATION, error_message, with_pauses};
 pub(crate) enum Observation<K> {
     /// The object's state; `None` if it does not exist.
     State(Option<Box<K>>),
-    /// The API server denies reading the object. All other errors are temporary, and the last state remains valid.
+    /// The API server denies reading the object. Other errors cause no observation, and the last state remains valid.
     Forbidden,
 }
 
@@ -87,7 +87,7 @@ fn is_forbidden(error: &watcher::Error) -> bool {
     status(error) == Some(403)
 }
 
-/// Returns the HTTP status of the error, or `None` if the API server sent none.
+/// Returns the HTTP status with which the API server rejected a list or a watch; `None` for other errors.
 const fn status(error: &watcher::Error) -> Option<u16> {
     let (watcher::Error::InitialListFailed(kube::Error::Api(status))
     | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error

@@ -1,4 +1,5 @@
-//! The controller's part in `held` namespaces: installs the policies that make pods wait, and releases waiting pods.
+//! The controller's tasks for `held` namespaces: they install the policies that make pods wait, and release waiting
+//! pods.
 //!
 //! - [`policies`]: creates, updates and removes the API server's policies.
 //! - [`pod`]: the data that the controller stores for a waiting pod.

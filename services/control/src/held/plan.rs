@@ -41,8 +41,8 @@ pub struct ReleaseSettings {
     pub first_back_off: Duration,
     /// The longest back-off.
     pub longest_back_off: Duration,
-    /// How long the other pods of an owner wait after one pod was deleted to see if its replacement is injected. If the
-    /// replacement waits too, the other pods are not deleted.
+    /// How long an owner's other pods wait after one of its pods was deleted as a test. If the replacement of that pod
+    /// waits too, the other pods are not deleted.
     pub settle: Duration,
     /// Time between two reads of the namespaces of waiting pods, since their labels may change.
     pub recheck: Duration,
@@ -71,9 +71,9 @@ impl Default for ReleaseSettings {
 /// State of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceState {
-    /// The namespace could not be read.
+    /// The namespace could not be read, was not read yet, or was deleted.
     Unknown,
-    /// The namespace has no opt-in label, or is excluded by name.
+    /// The namespace is not opted in by its labels, or is excluded by name.
     NotOptedIn,
     /// The namespace is opted in, with this failure mode.
     OptedIn(FailureMode),

@@ -85,7 +85,7 @@ impl StoredPod {
 }
 
 pillion_api::labelled! {
-    /// The kind of a pod's controlling owner, which may create a new pod when this one is deleted.
+    /// The kind of a pod's controlling owner, which may create a new pod when the pod is deleted.
     #[derive(Hash, PartialOrd, Ord)]
     pub enum OwnerKind {
         /// A `ReplicaSet`, most often a Deployment's.
@@ -147,7 +147,7 @@ impl HeldPod {
     /// Reads a pod. Returns `None` if it does not have Pillion's gate, is scheduled, or is terminating.
     ///
     /// The injection record is ignored, since a pod author can write one. The gate alone shows that no replica has
-    /// decided about the pod.
+    /// processed the pod.
     #[must_use]
     pub fn read(pod: StoredPod) -> Option<Self> {
         let StoredPod { metadata, spec } = pod;

@@ -37,7 +37,7 @@ use crate::release::Release;
 /// Pods per page of a list. Few pods are unscheduled.
 const PODS_PER_PAGE: u32 = 250;
 
-/// Maximum number of changes before the next plan.
+/// Maximum number of changes that are applied at once.
 const BATCH: usize = 1024;
 
 /// Maximum number of concurrent steps.

@@ -19,8 +19,9 @@ pub struct Inputs {
     pub off: watch::Receiver<Option<bool>>,
 }
 
-/// Each time the inputs change, computes whether pods should wait, for `policies`, and whether new pods are injected,
-/// for `injection`. Sends each value if it differs from the last one. Ends when the sender of an input is dropped.
+/// Computes whether pods should wait and whether new pods are injected, at the start and after each change of an input.
+/// Sends the first value to `policies` and the second to `injection`, each only if it differs from the last one sent.
+/// Returns when the sender of an input is dropped.
 pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, injection: watch::Sender<Injection>) {
     loop {
         let (wanted, now) = {

@@ -54,7 +54,7 @@ pillion_api::labelled! {
         Forbidden => "forbidden",
         /// The resource does not exist (HTTP 404).
         NotFound => "not_found",
-        /// The response of the API server could not be parsed.
+        /// The response of the API server could not be parsed, or has a status that no other reason covers.
         Invalid => "invalid",
     }
 }

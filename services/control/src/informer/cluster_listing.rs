@@ -1,8 +1,8 @@
 //! Lists profiles and namespaces once, without a watch, and builds the snapshot that replicas would serve. Commands use
 //! it.
 //!
-//! If the caller may not list a kind, [`ClusterListing::unread`] names that kind, and the listing has the other kinds.
-//! For example, a tenant may read its namespace and its own profiles, but not the cluster profiles.
+//! If a kind cannot be read, [`ClusterListing::unread`] names it, and the listing has the other kinds. For example, the
+//! permissions of a tenant may include its namespace and its own profiles, but not the cluster profiles.
 
 use std::sync::Arc;
 

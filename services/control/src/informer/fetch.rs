@@ -61,7 +61,8 @@ impl Fetches {
         self.start();
     }
 
-    /// Queues a retry after a pause. The pause is twice as long as `paused`, the pause before the last attempt.
+    /// Queues a retry after a pause. The pause is twice as long as `paused`, the pause before the last attempt, but
+    /// within the limits above.
     pub(crate) fn queue_retry(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());
@@ -108,7 +109,7 @@ pub(crate) fn exceeds_wait(paused: Duration) -> bool {
     paused >= MAX_WAIT_PAUSE
 }
 
-/// Returns the result for a revision that cannot be read at present, for `reason`.
+/// Returns the result for a revision that cannot be read at present. `reason` becomes part of the message.
 pub(crate) fn unavailable_revision(key: &RevisionKey, reason: &str) -> Fetched {
     let name = object_name(&key.profile.name, &key.revision);
     Fetched::Missing(vec![diagnostic(
@@ -127,7 +128,7 @@ fn permanent_error(error: &kube::Error) -> Option<String> {
         kube::Error::Service(cause) if cause.is::<LengthLimitError>() => {
             Some(format!("its object is larger than {MAX_RESPONSE_BYTES} bytes"))
         }
-        // These errors are temporary: permissions may be granted, and load decreases.
+        // The excluded status codes are temporary: permissions may be granted, and load decreases.
         kube::Error::Api(status)
             if ![401, 403, 408, 409, 429].contains(&status.code) && (400..500).contains(&status.code) =>
         {
@@ -140,7 +141,7 @@ fn permanent_error(error: &kube::Error) -> Option<String> {
 /// Fetches and compiles a revision.
 ///
 /// # Errors
-/// The API server does not answer, or the permission is missing. A later attempt may succeed.
+/// The API server is unavailable, or the permission is missing. A later attempt may succeed.
 pub async fn get(client: Client, key: &RevisionKey) -> FetchResult {
     let name = object_name(&key.profile.name, &key.revision);
     let found = if let Some(namespace) = &key.profile.namespace {

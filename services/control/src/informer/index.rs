@@ -57,11 +57,12 @@ impl Update {
 /// The state of the index, for readiness and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Whether all first lists are complete, and a snapshot is published.
+    /// Whether a snapshot can be published: all first lists are complete and, if revisions are served, they were
+    /// fetched or are unusable.
     pub synced: bool,
     /// Number of active profiles.
     pub profiles: usize,
-    /// Number of profiles whose stored version is not active: an older version is active, or none.
+    /// Number of profiles whose stored or published version is not active: an older version is active, or none.
     pub broken_profiles: usize,
     /// Number of namespaces.
     pub namespaces: usize,
@@ -122,7 +123,7 @@ pub struct Index {
     shares: Shares,
     /// Profiles that must be compiled.
     due: BTreeSet<ProfileName>,
-    /// Profiles that are not compiled for lack of memory.
+    /// Profiles that are not compiled yet, because they wait for memory.
     lacking: BTreeSet<ProfileName>,
     /// Cluster profiles whose children have to be compiled again.
     touched: BTreeSet<Box<str>>,
@@ -597,7 +598,7 @@ impl Index {
         self.snapshot.namespace(name)
     }
 
-    /// Returns the next snapshot; `None` if nothing changed or the first lists are incomplete.
+    /// Returns the next snapshot; `None` if nothing changed, or if no snapshot can be published yet.
     pub fn publish(&mut self) -> Option<Arc<Snapshot>> {
         let due = self.synced() && (self.profiles_changed || self.namespaces_changed);
         if !due {
@@ -647,7 +648,8 @@ impl Index {
         self.cluster.is_complete && self.namespaced.is_complete && self.namespaces.synced()
     }
 
-    /// Whether snapshots can be published: all lists are complete and, if revisions are served, they were fetched.
+    /// Whether snapshots can be published: all first lists are complete and, if revisions are served, they were fetched
+    /// or are unusable.
     const fn synced(&self) -> bool {
         self.is_synced(&self.cluster) && self.is_synced(&self.namespaced) && self.namespaces.synced()
     }

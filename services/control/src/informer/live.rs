@@ -61,7 +61,7 @@ pub type Fetched = lookup_cache::Fetched<Namespace>;
 /// Counts lookups of namespaces, as `pillion_webhook_namespace_lookups`.
 pub type LookupMetrics = lookup_cache::LookupMetrics<NamespaceLookup>;
 
-/// Lookups of single namespaces.
+/// The lookup kind for single namespaces.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceLookup;
 

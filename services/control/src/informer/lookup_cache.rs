@@ -5,8 +5,8 @@
 //! the last third of that time is refreshed in the background, so pods do not wait for entries that are in regular use.
 //! For an older entry, the pod waits for a new request. If the request fails, the stale entry is served:
 //!
-//! - If the API server is unavailable: for up to an hour. A restart of the API server must not change which profiles
-//!   pods get.
+//! - If the API server is unavailable: until the entry is an hour old. A restart of the API server must not change
+//!   which profiles pods get.
 //! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
 //!   may briefly refuse requests, but the removal of a permission must take effect soon.
 //!
@@ -42,7 +42,7 @@ use crate::throttle::{ClientRates, Rate, Throttle};
 /// How long callers wait for a result by default. This is shorter than the webhook's limit of 300 ms for a lookup, so
 /// that the cause of each failure is known.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(250);
-/// How long a stale entry is served while the API server is unavailable.
+/// The maximum age of an entry that is served while the API server is unavailable.
 pub(crate) const MAX_STALE_DURATION: Duration = Duration::from_hours(1);
 /// The maximum age of an entry that is served although the API server refuses the request.
 const MAX_AGE_IF_REFUSED: Duration = Duration::from_mins(5);
@@ -78,7 +78,7 @@ pub(crate) struct Bounds {
     pub(crate) a_second: Option<usize>,
     /// Maximum number of requests per second that one client address may cause.
     pub(crate) a_second_per_client: u32,
-    /// Size of the cache in bytes.
+    /// Maximum size of the cache, in bytes.
     pub(crate) capacity: u64,
     /// How long an existing object is fresh.
     pub(crate) found_for: Duration,
@@ -548,11 +548,11 @@ pillion_api::labelled! {
         Missing => "missing",
         /// A cached entry was refreshed early, and no review waited for it.
         Refreshed => "refreshed",
-        /// An early refresh failed. The cached entry is kept.
+        /// An early refresh failed. The cached object is kept, unless it is too old to be served.
         RefreshFailed => "refresh_failed",
-        /// The API server was unavailable or returned an error, and no entry was cached.
+        /// The API server was unavailable or returned an error, and no usable entry was cached.
         Failed => "failed",
-        /// The request timed out, and no entry was cached.
+        /// The request timed out, and no usable entry was cached.
         TimedOut => "timed_out",
         /// No request was sent because a rate limit was exceeded.
         Refused => "refused",

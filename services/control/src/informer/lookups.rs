@@ -56,7 +56,7 @@ pub struct LookupSettings {
     pub fresh_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub stale_for: Duration,
-    /// Size of the cache in bytes.
+    /// Maximum size of the cache in bytes.
     pub memory: u64,
     /// Maximum requests per second that the reviews of one client address may cause. All API servers may share one
     /// address.
@@ -221,7 +221,8 @@ impl Lookups {
         Answer::Found(chain)
     }
 
-    /// Looks up one object. Without a key, the object's name is invalid, so the object cannot exist.
+    /// Looks up one object, or the objects of one query. Without a key, a name is invalid or the query is for Secrets,
+    /// so nothing can be found.
     async fn look_up(&self, target: LookupTarget, key: Option<Key>, caller: Caller<'_>) -> ObjectAnswer {
         let Some(key) = key else {
             self.cache.count(target, LookupResult::Invalid);
@@ -231,7 +232,7 @@ impl Lookups {
     }
 }
 
-/// Maximum size of an object or a list, as JSON.
+/// Maximum bytes of an object or a list, as JSON.
 const OBJECT_BYTES: usize = 256 * 1024;
 /// Maximum number of objects in a list.
 const LIST_ITEMS: u32 = 200;

@@ -44,7 +44,7 @@ pub struct RevisionKey {
 pub enum Fetched {
     /// The revision compiles.
     Compiled(Arc<CompiledProfile>),
-    /// The revision does not exist. The controller may create it again.
+    /// The revision does not exist, or cannot be read at present. A later attempt may find it.
     Missing(Vec<Diagnostic>),
     /// This build cannot use the revision.
     Unusable(Vec<Diagnostic>),
@@ -129,7 +129,8 @@ impl PublishedRevisions {
         published.fallbacks().find(is_usable)
     }
 
-    /// Returns the revisions to fetch: those that are needed, not fetched, and not known to be unusable.
+    /// Returns the revisions to fetch: those that are needed, but are neither fetched nor served yet, and not known to
+    /// be unusable.
     pub(crate) fn wanted<'e>(&'e self, profile: &'e ProfileName) -> impl Iterator<Item = RevisionKey> + 'e {
         let missing =
             self.needed().filter(|revision| !self.unusable.contains(*revision) && self.available(revision).is_none());

@@ -1,7 +1,8 @@
 //! Limits the memory of namespaced profiles, for each namespace and for all namespaces together.
 //!
 //! Every replica has the compiled profiles in memory. Without a limit, one namespace with many large profiles would
-//! exhaust the memory of all replicas. A limit only rejects new profiles, and never removes accepted ones.
+//! exhaust the memory of all replicas. A limit only rejects new profiles and new versions of profiles. It never removes
+//! accepted ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;

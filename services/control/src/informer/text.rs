@@ -106,8 +106,8 @@ impl TextState {
     }
 
     /// Returns the state after `stored` was read, and the errors of its spec if they are new. `known` is the earlier
-    /// state of the same object. `seed` is a spec that an earlier leader accepted. `keeps_text`: always keeps the
-    /// accepted spec.
+    /// state of the same object. `seed` is a spec that an earlier leader accepted. If `keeps_text`, the accepted spec
+    /// is always kept.
     pub(crate) fn next(
         known: Option<&Self>,
         stored: &StoredProfile,

@@ -80,7 +80,7 @@ impl Publisher {
         Self { metrics, ..self }
     }
 
-    /// Serves the revisions that the controller publishes instead of the stored profiles.
+    /// Serves the revisions that the controller publishes, and does not compile the stored profiles.
     pub fn serves_revisions(self) -> Self {
         Self { index: self.index.serves_revisions(), ..self }
     }
@@ -249,7 +249,7 @@ where
     changes.map(move |change| Update::of_profiles(change, matches!(kind, WatchedKind::ClusterProfiles))).boxed()
 }
 
-/// Reduces a profile to the parts that are kept. `reads_text`: keeps the spec too.
+/// Reduces a profile to the parts that are kept. If `reads_text`, keeps the spec too.
 pub(crate) fn read_profile(mut object: DynamicObject, reads_text: bool) -> StoredProfile {
     let mut part = |name: &str| object.data.get_mut(name).map_or(Value::Null, Value::take);
     let spec = if reads_text { part("spec") } else { Value::Null };
@@ -273,8 +273,8 @@ fn namespaces_of(client: &Client, metrics: &CacheMetrics, opt_in: &OptIn) -> Box
     changes.filter_map(|change| std::future::ready(change.known())).map(Update::Namespace).boxed()
 }
 
-/// Converts the events of a watch to changes. After an error, which is logged, the stream restarts after a growing
-/// pause. An interrupted list is reported by its error.
+/// Converts the events of a watch to changes. Logs each error and converts it to [`Change::Restarted`], since the error
+/// may have interrupted a list. The watch continues after a pause that grows with each error.
 pub(crate) fn changes<O, K, T>(
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
     kind: WatchedKind,

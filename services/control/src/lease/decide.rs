@@ -175,8 +175,8 @@ mod tests {
         LeaseContent { holder: Some(holder.to_owned()), duration: 15 * SECOND, ..LeaseContent::default() }
     }
 
-    /// The action of `me` at second 100. The Lease has not changed since second `since`. `me` sent its last successful
-    /// write at second `claim`.
+    /// A test case: the action of `me` at second 100. The Lease has not changed since second `since`. `me` sent its
+    /// last successful write at second `claim`.
     struct Case {
         what: &'static str,
         content: Option<LeaseContent>,

@@ -449,7 +449,8 @@ async fn with_timeout<T>(limit: Duration, request: impl Future<Output = kube::Re
 }
 
 /// Returns the pause after a term. A term begins with lists of the whole cluster. If an overloaded API server ends
-/// terms early, each new term would add load. So the pause doubles after short terms.
+/// terms early, each new term would add load. So the pause doubles after each short term that ended because the Lease
+/// could not be renewed in time.
 fn pause_after(settings: &Settings, before: Duration, end: TermEnd, lasted: Duration) -> Duration {
     let longest = settings.lease_duration * MAX_PAUSE_FACTOR;
     if end == TermEnd::Deadline && lasted < longest { (before * 2).min(longest) } else { settings.retry_period }

@@ -9,8 +9,8 @@
 //! `resourceVersion` that was read is a precondition of each write, so one of two concurrent writers gets a conflict.
 //! The Lease does not protect the leader's other writes: each of them has its own preconditions.
 //!
-//! At the end of a term, the leader's tasks end first. Then the holder is removed from the Lease. The other candidates
-//! watch the Lease, so the next one takes over at once.
+//! When the leader shuts down, its tasks end first. Then the leader removes itself from the Lease. The other candidates
+//! watch the Lease, so one of them takes over at once.
 //!
 //! [`decide`](decide::decide) chooses the next action without I/O, and [`elector`] executes it. kube-rs has no leader
 //! election. RBAC permissions: `get`, `update` and `watch` on the one Lease by name, and `create`.

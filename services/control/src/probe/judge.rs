@@ -356,7 +356,7 @@ mod tests {
 
     const DAY: Duration = Duration::from_hours(24);
 
-    /// A CA for the tests. Times are in days from now.
+    /// A CA for the tests. The times of all certificates are in days from now.
     struct Ca {
         generation: Generation,
         issuer: CertifiedIssuer<'static, KeyPair>,

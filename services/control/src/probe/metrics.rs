@@ -28,7 +28,7 @@ pub struct ProbeMetrics {
     endpoints: Family<Label, Gauge>,
     rounds: Family<Label, Counter>,
     passed: Gauge,
-    /// The earliest end of an endpoint's certificate, as Unix time; 0 if unknown.
+    /// When the first of the served certificates expires, as Unix time; 0 if unknown.
     not_after: Gauge,
 }
 

@@ -50,7 +50,7 @@ pub use targets::{Endpoint, Selected};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Time between two rounds. A round that begins sooner after the last counted round is not counted.
+    /// Time between two rounds. A round that begins less than this time after the last counted round is not counted.
     pub gap: Duration,
     /// Timeout for one endpoint, connection and handshake together.
     pub timeout: Duration,
@@ -60,7 +60,7 @@ pub struct Settings {
     pub least_left: Duration,
     /// The name of the probed port of the Service. If a slice has only one port, that port is probed.
     pub port: String,
-    /// Whether to probe the pods that the Service selects as well as its endpoints. The list of endpoints may lag
+    /// Whether to probe the pods that the Service selects, in addition to its endpoints. The list of endpoints may lag
     /// behind the pods.
     pub pods: bool,
 }
@@ -407,7 +407,8 @@ mod tests {
     /// The verdicts of a round, by address.
     type Verdicts<'v> = &'v [(&'v str, Verdict)];
 
-    /// Returns the count after each of these rounds, which begin `seconds` after the first.
+    /// Returns the count after each of these rounds. A round has its start (in seconds after the first round), its
+    /// requirements and its verdicts.
     fn after(rounds: &[(u64, RoundKey, Verdicts<'_>)]) -> Vec<u32> {
         let zero = Instant::now();
         let mut count = RoundCounter::default();

@@ -73,7 +73,7 @@ impl Selected {
         Self { endpoints }
     }
 
-    /// Adds the addresses of pods at the Service's target port: all pods that have an address and have not ended.
+    /// Adds the addresses of pods at the Service's target port: all pods that have an address and have not terminated.
     ///
     /// In a dual-stack cluster, each pod has addresses of both families, even if it listens on only one of them. Only
     /// addresses of the Service's families are added. Other addresses get no traffic of the Service, and a probe of

@@ -163,8 +163,8 @@ fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Interprets the response to the dry run. Only a validation error shows that a pod would be rejected. Policies and
-/// quotas for `PodTemplates` do not apply to pods.
+/// Interprets the response to the dry run. Only an error about the pod's content, when the API server decodes or
+/// validates it, shows that a pod would be rejected. Policies and quotas for `PodTemplates` do not apply to pods.
 pub(super) fn verdict(answer: kube::Result<()>) -> Verdict {
     let error = match answer {
         Ok(()) => return Verdict::Valid,

@@ -44,7 +44,7 @@ use crate::revisions::profile_status::{self, kind};
 const BATCH: usize = 1024;
 /// Maximum number of profiles that are read again in one pass.
 const MAX_READS: usize = 256;
-/// Maximum number of profiles that are written concurrently.
+/// Maximum number of profiles that are written concurrently, and of profiles that are read again concurrently.
 const CONCURRENT_WRITES: usize = 8;
 /// Maximum number of consecutive rounds in one pass. For example, the first round creates a revision, and the second
 /// one publishes it in the status.
@@ -251,8 +251,8 @@ impl RevisionStore {
     }
 }
 
-/// Reads again a namespaced profile that did not fit into its memory share before, and now does. Returns `None` if the
-/// profile was deleted.
+/// Reads again a namespaced profile that did not fit into its memory share before, and now does. Returns the profile as
+/// it was observed, and the result: `None` if it was deleted meanwhile.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -416,7 +416,7 @@ async fn send_dry_run(pod_templates: &Api<DynamicObject>, dry_run: DryRunRequest
     (dry_run, answer)
 }
 
-/// Writes revisions and status.
+/// Writes revisions and the status of profiles, and records Events.
 #[derive(Clone)]
 struct Writer {
     client: Client,

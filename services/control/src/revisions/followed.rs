@@ -30,7 +30,7 @@ pub struct Followed {
     pub rollout: Rollout,
     /// The published revision.
     pub revision: String,
-    /// The promoted revision, which new pods get.
+    /// The promoted revision, for new pods that do not get the published one.
     pub promoted: Option<String>,
     /// The share of the workloads whose new pods get the published revision, in percent. `None`: all of them.
     pub published_percent: Option<u8>,

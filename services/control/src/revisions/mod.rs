@@ -69,8 +69,8 @@ pub struct Settings {
     pub retry: Duration,
     /// The memory limits of namespaced profiles.
     pub memory: share::Limits,
-    /// Receives the profiles whose running pods are upgraded, for [`crate::rollout`], once all profiles are known.
-    /// `None` if that task does not run.
+    /// Sends the profiles whose running pods are upgraded to [`crate::rollout`], once all profiles are known. `None` if
+    /// that task does not run.
     pub followed: Option<watch::Sender<Option<FollowedProfiles>>>,
     /// The limits of that task. Strategies beyond them have no effect.
     pub limits: RolloutLimits,
@@ -81,7 +81,7 @@ pub struct Settings {
 /// The connection to the task of the safety net, [`crate::safety_net`].
 #[derive(Clone, Debug)]
 pub struct NetChannels {
-    /// Receives the profiles that opt in, once all profiles are known.
+    /// Sends the profiles that opt in, once all profiles are known.
     pub opted_in: watch::Sender<Option<Vec<OptedIn>>>,
     /// The coverage of these profiles.
     pub coverage: watch::Receiver<Coverage>,
@@ -94,8 +94,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// Keeps 10 revisions, has the default memory limits, and does not upgrade running pods or keep a safety net. Collects changes for 100
-    /// ms, counts namespaces at most once a minute, and retries writes after 2 s.
+    /// Keeps 10 revisions, has the default memory limits, and neither upgrades running pods nor maintains a safety net.
+    /// Collects changes for 100 ms, counts namespaces at most once a minute, and retries writes after 2 s.
     fn default() -> Self {
         Self {
             keep: 10,

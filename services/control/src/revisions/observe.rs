@@ -393,8 +393,8 @@ impl RevisionStore {
         for profile in self.index().stored() {
             let state = self.index().state(&profile.name);
             let rollout = state.as_ref().and_then(|state| state.good?.rollout());
-            // The last valid spec may come from a revision, which contains no rollout. So only a valid stored spec shows
-            // that the strategy was removed.
+            // The last valid spec may come from a revision, which contains no rollout. So only a valid stored spec
+            // shows that the strategy was removed.
             let is_current = state.as_ref().is_some_and(|state| !state.due && !state.broken && state.good.is_some());
             let has_strategy = rollout.is_some_and(|rollout| rollout.strategy.unwrap_or_default().has_running_pods());
             if is_current && !has_strategy && profile.status.upgrade.is_some() {
@@ -426,7 +426,7 @@ impl RevisionStore {
         }
     }
 
-    /// Whether namespaces must be counted again.
+    /// Whether namespaces have changed since the last [`Self::reset_counts`].
     pub(super) const fn namespaces_changed(&self) -> bool {
         self.namespaces_changed
     }

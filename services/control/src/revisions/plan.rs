@@ -5,9 +5,10 @@
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest. A rollout to running pods
 //!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted
 //!   revision.
-//! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces.
-//!   `pillion.dev/rollback-from` names the revision that is rolled back. Once another revision is accepted, that one is
-//!   published, and the rollback ends. The status records the request, so that the rollback does not start again.
+//! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces. If
+//!   `pillion.dev/rollback-from` names the revision that is rolled back, the rollback ends once a different revision is
+//!   accepted, and that revision is published. The status records the request, so that the rollback does not start
+//!   again.
 //! - The kept revisions are in the order of their last publication, so that a rollback returns to the previous one. The
 //!   last published revisions and all revisions in use are kept.
 //! - Each accepted revision gets one dry run, whose result does not prevent publication.
@@ -92,7 +93,7 @@ pub(super) enum ProfileEvent {
     Rejected(String),
     /// A generation is published.
     Published(String),
-    /// A rollback publishes another revision than the last accepted one.
+    /// A rollback publishes a revision other than the last accepted one.
     RolledBack(String),
     /// The API server rejects a pod with the accepted revision.
     Invalid(String),
@@ -134,7 +135,7 @@ struct Publication<'o> {
 /// The state of the rollback that the annotations request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RollbackState {
-    /// No rollback is requested, or the requested revision is not kept.
+    /// No rollback is requested, or the request does not match exactly one kept revision.
     None,
     /// The requested revision is published.
     InForce,
@@ -184,7 +185,7 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
         accepted.is_some() && valid.as_ref().is_none_or(|(_, reason, _)| [PENDING, NOT_ASKED].contains(&&**reason));
     wanted.conditions = conditions(observed, &publication, valid, limit);
     let events = events(observed, &wanted, &publication);
-    // The conditions and the field `upgrade`, which other clients write, are not compared or written.
+    // Conditions of other clients, and the field `upgrade` of the rollout's task, are neither compared nor written.
     let mut known = (*status).clone();
     known.upgrade = None;
     known.conditions.retain(|condition| [ACCEPTED, READY, CONFLICTED, VALID].contains(&&*condition.type_));
@@ -193,8 +194,8 @@ pub(super) fn plan(observed: &Observed<'_>, settings: PlanSettings) -> Plan {
 }
 
 impl Observed<'_> {
-    /// Whether this earlier revision may be served besides the accepted one. A revision that only its parent bounds may
-    /// not, since it contains an earlier spec of the parent.
+    /// Whether this earlier revision may be served besides the accepted one. If only the parent bounds one of the two,
+    /// it may not, since it contains an earlier spec of the parent.
     fn may_be_older(&self, revision: &str) -> bool {
         self.bounds != Some(RevisionBounds::Parent) && !self.bounded_by_parent.contains(revision)
     }
@@ -245,7 +246,7 @@ fn last_promoted(status: &ProfileStatus) -> Option<&str> {
     complete.map(|upgrade| &*upgrade.revision).or(status.promoted_revision.as_deref())
 }
 
-/// Returns which workloads get the accepted revision when it is not promoted. `None` if all of them get it.
+/// Returns which workloads get the accepted revision while it is not promoted. `None` if all of them get it.
 ///
 /// Only the fields that replicas read are published, because replicas of an older version reject a rollout with fields
 /// that they do not know.
@@ -259,7 +260,8 @@ fn unpromoted(
     if rollout.strategy.is_some_and(RolloutStrategy::has_running_pods) {
         let upgrade = status.upgrade.as_ref().filter(|upgrade| Some(&*upgrade.revision) == accepted);
         let is_complete = upgrade.is_some_and(|upgrade| upgrade.phase == UpgradePhase::Complete);
-        // A rollout that is no longer allowed is only suspended. Otherwise, new pods would get a revision that has failed.
+        // A rollout that is no longer allowed is only suspended. Otherwise, new pods would get a revision that has
+        // failed.
         let is_rolled_out = strategy.has_running_pods() || upgrade.is_some();
         // Before the first promotion, no pod has an older revision that could be upgraded.
         let waits = is_rolled_out && !is_complete && status.promoted_revision.is_some();
@@ -352,8 +354,9 @@ fn valid_before(status: &ProfileStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == VALID)
 }
 
-/// Returns the status, the reason and the message of the condition [`VALID`]. `None` if there is no accepted revision,
-/// or if neither this leader nor the stored status has a result for that revision.
+/// Returns the status, the reason and the message of the condition [`VALID`]. If this leader has no result for the
+/// accepted revision, returns the stored condition, or the reason [`PENDING`] if the stored one is about a different
+/// revision. `None` if there is no accepted revision, or no stored condition about it.
 fn valid(observed: &Observed<'_>, accepted: Option<&str>) -> Option<(String, String, String)> {
     let accepted = accepted?;
     if let Some(verdict) = observed.verdict {
@@ -436,8 +439,9 @@ fn strategy(observed: &Observed<'_>) -> RolloutStrategy {
     rollout.and_then(|rollout| rollout.strategy).unwrap_or_default()
 }
 
-/// Returns the status, the reason and the message of the condition [`READY`], with this effective strategy. It is false
-/// if the stored spec is invalid, even while an earlier revision is served, so that `kubectl wait` fails on a broken edit.
+/// Returns the status, the reason and the message of the condition [`READY`], for this effective strategy. The
+/// condition is false if the stored spec is invalid, even while an earlier revision is served, so that `kubectl wait`
+/// fails on a broken edit.
 fn ready(
     observed: &Observed<'_>,
     publication: &Publication<'_>,

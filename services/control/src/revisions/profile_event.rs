@@ -12,7 +12,7 @@ use crate::leader::FIELD_MANAGER;
 /// Maximum bytes of an Event's note. The API server allows 1 KiB.
 const NOTE_BYTES: usize = 1_000;
 
-/// The type, the reason, the action and the note of an Event. A longer note is cut.
+/// The type, the reason, the action and the note of an Event. A note of more than [`NOTE_BYTES`] is cut.
 pub(crate) type Parts<'p> = (EventType, &'p str, &'p str, &'p str);
 
 /// Records an Event about a profile.

@@ -32,7 +32,7 @@ where
     }
 }
 
-/// Server-side applies the fields of the status that `manager` owns. `guard` is a metadata field (`uid` or
+/// Writes the fields of the status that `manager` owns, with server-side apply. `guard` is a metadata field (`uid` or
 /// `resourceVersion`) and its expected value: if the field has another value, the write fails. Returns the new object.
 pub(crate) async fn apply(
     client: &Client,
@@ -51,7 +51,7 @@ pub(crate) async fn apply(
     api(client, name).patch_status(&name.name, &PatchParams::apply(manager).force(), &Patch::Apply(&body)).await
 }
 
-/// Removes a field of the status. Fails if the profile has another `resourceVersion`.
+/// Removes a field of the status. Fails if the profile's `resourceVersion` is not `version`.
 pub(crate) async fn remove_field(
     client: &Client,
     name: &ProfileName,

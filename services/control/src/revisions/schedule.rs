@@ -5,8 +5,9 @@
 //! A change does not bring forward the retry of failed writes. In a large cluster, something always changes, and each
 //! pass repeats all plans and all failing writes.
 //!
-//! The plans of a large cluster take long, and its profiles change often. So after each pass, the next change waits
-//! [`REST`] times as long as the plans took: planning takes at most about a tenth of a core.
+//! The plans of a large cluster take long, and its profiles change often. So after each pass, changes wait [`REST`]
+//! times as long as the plans took, but at most [`LONGEST_REST`]. If the plans of a pass take up to half a second,
+//! planning takes at most about a tenth of a core. Retries do not wait for the end of this pause.
 //!
 //! [`Budget`] limits Events and dry runs. Each namespace may use a burst at once, and then one more after each pause. A
 //! namespace that has used up its budget takes nothing from the budget of others. All namespaces together have a limit
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 
 use super::Settings;
 
-/// How many times longer than its plans the pause after a pass lasts.
+/// The length of the pause after a pass, as a multiple of the time that the pass's plans took.
 const REST: u32 = 9;
 /// The longest pause after a pass.
 const LONGEST_REST: Duration = Duration::from_secs(5);
@@ -80,7 +81,7 @@ impl Schedule {
         again.is_none()
     }
 
-    /// Records the end of a pass, whose plans took this computing time.
+    /// Records the end of a pass. `planning` is the time that its plans took.
     pub(super) fn end_pass(&mut self, result: PassResult, planning: Duration, now: Instant) {
         self.rested_at = self.rested_at.max(Some(now + planning.saturating_mul(REST).min(LONGEST_REST)));
         match result {
@@ -127,7 +128,8 @@ struct RemainingBudget {
 }
 
 impl Budget {
-    /// Takes one use from the budget of a namespace, or of cluster profiles if `None`. Returns false if no use is left.
+    /// Takes one use from the budget of a namespace, or of cluster profiles if `None`. A use of a namespace also counts
+    /// against the total budget. Returns false if no use is left.
     pub(super) fn take(&mut self, namespace: Option<&str>, now: Instant) -> bool {
         let Some(namespace) = namespace else {
             return self.platform.get_or_insert_with(|| RemainingBudget::full(NAMESPACE_RATE, now)).take(now);

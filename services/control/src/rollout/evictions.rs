@@ -22,7 +22,7 @@ use crate::audit::ProfilePod;
 /// The controllers that replace an evicted pod.
 const REPLACING: [(&str, &str); 4] =
     [("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet"), ("apps/v1", "DaemonSet"), ("v1", "ReplicationController")];
-/// The maximum part of a pod's `terminationGracePeriodSeconds` by which its replacement may be later.
+/// The maximum time that a pod's `terminationGracePeriodSeconds` adds to the time limit for its replacement.
 const MAX_GRACE: Duration = Duration::from_hours(1);
 
 /// A phase of a rollout: its revision, and when it began, in seconds since 1970.
@@ -48,7 +48,7 @@ pub(super) struct Eviction {
     is_certain: bool,
     /// A new pod that is ready, by UID, and since when.
     ready: Option<(u128, Instant)>,
-    /// How often a new pod was read.
+    /// The number of times that a new pod was read.
     reads: usize,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Evictions {
     refused: HashMap<u128, Instant>,
 }
 
-/// What became of a request to evict a pod.
+/// The result of a request to evict a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Evicted {
     /// The pod is being deleted.
@@ -177,13 +177,14 @@ impl Eviction {
         };
         let new: Vec<_> = pods.iter().filter(is_new).collect();
         let known = self.ready.and_then(|(uid, _)| new.iter().find(|pod| pod.uid == uid));
-        // If several pods are new, they take turns.
+        // If several pods are new, each call reads the next one.
         let next = known.or_else(|| new.get(self.reads.checked_rem(new.len())?));
         if let Some(pod) = next {
             self.reads += 1;
             let found = api.get_opt(&pod.name).await?;
-            // The clocks of the leader and the API server may differ. A new pod must be ready for `settle` before the next
-            // pod of its controller is evicted. So it is not taken for the replacement of that pod.
+            // The clocks of the leader and the API server may differ, so a pod that is slightly older than the eviction
+            // counts as new. It cannot be the replacement of an earlier pod of the controller: that replacement was
+            // ready for `settle` before this eviction.
             let oldest = since.0 - settle / 2;
             if self.is_restored && found.as_ref().is_some_and(|found| is_older(found, oldest)) {
                 self.before.insert(pod.uid);
@@ -194,8 +195,8 @@ impl Eviction {
             let since = self.ready.filter(|(uid, _)| *uid == pod.uid).map_or_else(Instant::now, |(_, since)| since);
             self.ready = is_ready.then_some((pod.uid, since));
             if is_ready {
-                // Without a probe, a container is ready as soon as it runs, even if it ends a moment later. So a pod that
-                // is ready gets this time even after the deadline. The looks may be far apart.
+                // Without a probe, a container is ready as soon as it runs, even if it ends a moment later. So a ready
+                // pod is observed for `settle`, even after the deadline.
                 let is_settled = since.elapsed() >= settle;
                 return Ok(if is_settled { Replacement::Ready } else { Replacement::Pending });
             }
@@ -239,8 +240,8 @@ impl Evictions {
         is_used
     }
 
-    /// Whether a pod is older than the published share of the workloads. Another pod got its revision from replicas that
-    /// use the share, so its eviction would change nothing.
+    /// Whether a pod is older than the published share of the workloads. A newer pod got its revision from replicas
+    /// that use the share, so its eviction would change nothing.
     pub(super) fn is_old(&self, uid: u128) -> bool {
         self.existing.as_ref().is_none_or(|existing| existing.contains(&uid))
     }
@@ -268,7 +269,8 @@ impl Evictions {
         }
     }
 
-    /// Returns why the evictions of a phase have failed: new pods are not ready in time. Some may fail if more are ready.
+    /// Returns why the evictions of a phase have failed: new pods are not ready in time. Up to `max_unavailable` may
+    /// fail if more are ready.
     pub(super) fn failure(&self, current: &PhaseKey, max_unavailable: u32) -> Option<String> {
         let Self { ready, overdue, last_overdue, .. } = self;
         let is_current = self.phase.as_ref() == Some(current) && *overdue > 0;
@@ -315,7 +317,7 @@ fn has_controller(pod: &ProfilePod, namespace: &str, controller: &str) -> bool {
     *pod.namespace == *namespace && pod.owner.as_ref().is_some_and(|owner| ***owner == *controller)
 }
 
-/// Whether a pod was created in an earlier second. The API server stores no fractions of seconds.
+/// Whether a pod was created in a second before that of `time`. The API server stores no fractions of seconds.
 fn is_older(pod: &DynamicObject, time: Timestamp) -> bool {
     pod.metadata.creation_timestamp.as_ref().is_some_and(|created| created.0.as_second() < time.as_second())
 }

@@ -1,8 +1,9 @@
 //! Compares upgraded pods with the other pods over the same period, and decides whether the upgraded pods are worse. It
 //! does no I/O.
 //!
-//! A pod is bad if a container of it ended since the observation began, or if it is not ready at the end. The upgraded
-//! pods are worse in two cases:
+//! A pod is bad if one of its containers has terminated with an error since the observation began, or if the pod is not
+//! ready at the end. A container that terminated because of the upgrade does not count. The upgraded pods are worse in
+//! two cases:
 //!
 //! - Fisher's exact test: suppose that the bad pods are distributed at random over both groups. The probability that at
 //!   least as many of them are upgraded pods is less than 5 %, divided by the number of comparisons in the observation.
@@ -67,8 +68,8 @@ pub(super) fn compare(upgraded: &Group, others: &Group, comparisons: u32) -> Ver
     ))
 }
 
-/// Returns what is wrong with a pod; `None` if it is not bad. Ignores containers that ended before `since`, that ended
-/// without an error, or whose image was changed shortly before.
+/// Returns what is wrong with a pod; `None` if it is not bad. Ignores containers that do not run as long as their pod,
+/// and those that terminated before `since`, without an error, or shortly after a change of their image.
 fn fault(pod: &Value, since: i64) -> Option<String> {
     let changed = read_annotation(pod).unwrap_or_default().changed;
     for status in statuses(pod) {

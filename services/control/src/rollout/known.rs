@@ -10,7 +10,8 @@ use super::evictions::Evictions;
 
 /// Pause before the next attempt to upgrade a pod that could not be changed in place. The obstacle may be gone by then.
 const OBSTACLE_LIFETIME: Duration = Duration::from_mins(30);
-/// Pause before the next attempt to change a pod that could not be changed now. Meanwhile, other pods are tried.
+/// Pause before the next attempt to change a pod that could not be changed for a temporary reason, such as an exhausted
+/// `PodDisruptionBudget`. Meanwhile, other pods are tried.
 const DELAY: Duration = Duration::from_secs(10);
 
 /// The task's state for one profile.
@@ -72,8 +73,8 @@ impl Known {
         self.pulled.insert(node.to_owned());
     }
 
-    /// Records that a node could not pull an image. Returns true if the problem is considered to be the node's: at
-    /// least as many nodes have pulled the images as could not.
+    /// Records that a node could not pull an image. Returns true if the cause is considered to be the node and not the
+    /// image: at least as many nodes have pulled the images as have failed to.
     pub(super) fn add_unpullable(&mut self, node: &str, why: &str) -> bool {
         self.unpulled.insert(node.to_owned());
         let is_of_node = self.unpulled.len() <= self.pulled.len();

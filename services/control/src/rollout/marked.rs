@@ -49,7 +49,8 @@ pub(super) struct MarkedPod {
 enum Step {
     /// Wait: the upgrade runs, or its failure is not in the profile's status yet.
     Wait,
-    /// Complete the upgrade: the changed containers are ready.
+    /// Complete the upgrade: the changed containers are ready, or the time limit is over for a pod that was not ready
+    /// before the upgrade either.
     Complete,
     /// Return the pod to the previous revision, because the upgrade has failed for this reason.
     TakeBack(String),
@@ -57,7 +58,7 @@ enum Step {
     Return,
     /// End the return to the previous revision, whose containers do not become ready for this reason.
     GiveUp(String),
-    /// Remove the label: the failure is in the profile's status.
+    /// Remove the label: the profile's status has the failure, or no longer needs it.
     Unmark,
 }
 
@@ -75,7 +76,8 @@ pub(super) struct Context<'c> {
 }
 
 impl MarkedPod {
-    /// Reads a pod. `None` if the label was copied from another pod, or if the pod is being deleted.
+    /// Reads a pod. `None` if the pod is being deleted, or if it has no annotation about its own upgrades: for example,
+    /// because the label and the annotation were copied from another pod.
     fn read(object: DynamicObject) -> Option<Self> {
         if object.metadata.deletion_timestamp.is_some() {
             return None;
@@ -109,8 +111,8 @@ impl MarkedPod {
         Some((self.object.metadata.namespace.clone()?, Disruption { labels, pods: 1 }))
     }
 
-    /// Decides what to do with the pod. `followed` is the profile that the running upgrade changes. `now` is in seconds
-    /// since 1970.
+    /// Decides what to do with the pod. `followed` is the profile that the running upgrade changes. `all_known` says
+    /// that no failure in the annotation is still needed ([`Context::is_known`]). `now` is in seconds since 1970.
     fn step(&self, followed: Option<&Followed>, all_known: bool, now: i64) -> Step {
         let Some(running) = &self.upgraded.running else {
             return if all_known { Step::Unmark } else { Step::Wait };
@@ -258,7 +260,9 @@ impl Context<'_> {
         self.followed(profile)?.upgrade.as_ref()
     }
 
-    /// Whether the profile's status says that the rollout has failed, or is about another revision.
+    /// Whether a failure in a pod's annotation is no longer needed: the profile's status says that the rollout has
+    /// failed or is complete, or it is about a different revision. Without a status, returns whether the term is
+    /// settled.
     fn is_known(&self, (profile, failed): (&String, &FailedUpgrade)) -> bool {
         self.status(profile).map_or(self.is_settled, |status| {
             let runs = !status.phase.has_failed() && status.phase != UpgradePhase::Complete;

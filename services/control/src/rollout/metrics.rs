@@ -9,8 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Maximum number of cluster profiles with counters, and maximum number of namespaced ones. Upgrades of further profiles
-/// are not counted. Tenants cannot use up the counters of cluster profiles.
+/// Maximum number of cluster profiles with counters, and maximum number of namespaced ones. Upgrades of further
+/// profiles are not counted. Tenants cannot use up the counters of cluster profiles.
 const MAX_PROFILES: usize = 200;
 
 pillion_api::labelled! {
@@ -24,15 +24,15 @@ pillion_api::labelled! {
 }
 
 pillion_api::labelled! {
-    /// The result of a step of an upgrade.
+    /// The result of a step of an upgrade or of an eviction.
     pub(super) enum UpgradeResult {
-        /// A pod was changed.
+        /// A pod was changed or evicted.
         Begun => "begun",
-        /// The changed containers of a pod are ready.
+        /// The changed containers of a pod are ready, or the replacement of an evicted pod is.
         Completed => "completed",
-        /// An upgrade failed.
+        /// An upgrade failed, or no replacement of an evicted pod was ready in time.
         Failed => "failed",
-        /// The API server rejected the change of a pod, or was unavailable.
+        /// The API server rejected the change of a pod, or its eviction.
         Rejected => "rejected",
     }
 }

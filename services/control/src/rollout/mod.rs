@@ -1,5 +1,5 @@
-//! Brings new revisions to running pods. Changes the images and the resources of injected containers in place, and waits
-//! until the containers run. With the strategy `Restart`, evicts pods that cannot be changed in place.
+//! Brings new revisions to running pods. Changes the images and the resources of injected containers in place, and
+//! waits until the containers run. With the strategy `Restart`, evicts pods that cannot be changed in place.
 //!
 //! Used by the leader's task and by the command `pillion rollout --in-place`:
 //!
@@ -74,7 +74,7 @@ pub struct RolloutSettings {
     pub judge_interval: Duration,
     /// The limits of namespaced profiles, as the webhook applies them.
     pub guardrails: Guardrails,
-    /// How long the status must have published a share of the workloads until all replicas use it.
+    /// The time after which all replicas use a share of the workloads that a status has published.
     pub publish_settle: Duration,
     /// How long the pod that replaces an evicted one must be ready.
     pub settle: Duration,

@@ -57,8 +57,8 @@ pub(super) struct Restart {
 }
 
 impl Change<'_> {
-    /// Decides whether a pod is evicted that cannot be changed in place for these reasons. `is_due` says whether the pod
-    /// is ready, or was delayed before.
+    /// Decides whether to evict a pod that cannot be changed in place for `reasons`. `is_due` says whether the pod is
+    /// ready, or was delayed before.
     fn eviction(
         &self,
         (pod, object): (&ProfilePod, &DynamicObject),
@@ -92,7 +92,7 @@ impl Change<'_> {
 /// How a pod gets a revision.
 enum Action {
     Upgrade(Box<Upgrade>),
-    /// Its controller, such as `ReplicaSet/web-5d8`, replaces it.
+    /// The pod is evicted, and its controller, such as `ReplicaSet/web-5d8`, replaces it.
     Evict(String),
 }
 
@@ -108,7 +108,7 @@ enum Planned {
 }
 
 impl Task {
-    /// Changes at most `limit` pods in place, in this order, or plans their evictions.
+    /// Changes at most `limit` candidates in place, in their order, or plans their evictions.
     pub(super) async fn change_pods(
         &mut self,
         change: Change<'_>,
@@ -133,7 +133,8 @@ impl Task {
         let mut plans = PLANS;
         let mut budgets: HashMap<&str, Vec<PodDisruptionBudget>> = HashMap::new();
         candidates.retain(|pod| known.obstacle(pod.uid, change.to).is_none());
-        // Pods that were delayed come last, the longest delayed first. So they do not prevent the upgrade of others.
+        // Pods that were delayed come last, and among them, those that were delayed longest ago come first. So they do
+        // not prevent the upgrade of others.
         candidates.sort_by_key(|pod| known.last_try(pod.uid));
         for pod in candidates {
             if limit == 0 || plans == 0 || self.until.is_some_and(|until| Instant::now() >= until) {
@@ -150,8 +151,8 @@ impl Task {
             };
             let Some(object) = found.filter(exists) else { continue };
             let Ok(value) = serde_json::to_value(&object) else { continue };
-            // The controller writes label and annotation together. Without the label, another client has changed one of
-            // them.
+            // The controller writes the label and the annotation together. If only the annotation shows a running
+            // upgrade, another client has changed one of them.
             let is_marked = object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(UPGRADING_LABEL));
             if is_marked && read_annotation(&value).is_some_and(|upgraded| upgraded.running.is_some()) {
                 // Another rollout, or another leader, has begun to change the pod since the marked pods were listed.
@@ -258,8 +259,8 @@ impl Task {
         true
     }
 
-    /// Evicts the pods of a profile whose planned evictions are in its status now. `limit` is how long the upgrade of one
-    /// pod may take.
+    /// Evicts the pods of a profile whose planned evictions are in its status now. `limit` is how long the upgrade of
+    /// one pod may take.
     pub(super) async fn evict_planned(&mut self, name: &str, revision: &str, limit: Duration) -> kube::Result<()> {
         let Self { client, known, channels, .. } = self;
         let known = known.entry(name.to_owned()).or_default();
@@ -355,8 +356,8 @@ impl Task {
 }
 
 impl Known {
-    /// Handles a refusal to disrupt a pod. With the strategy `Restart`, a pod that is refused for longer than `limit` does
-    /// not keep the step from ending.
+    /// Handles a refusal to disrupt a pod. With the strategy `Restart`, the step no longer waits for a pod whose
+    /// disruption has been refused for longer than `limit`.
     fn refuse(&mut self, uid: u128, to: &str, limit: Option<Duration>, why: String) {
         match limit {
             Some(limit) if self.evictions.refuse(uid, limit) => self.add_obstacle(uid, to, vec![why]),
@@ -365,7 +366,7 @@ impl Known {
     }
 }
 
-/// Returns a changed container that has ended, and that the kubelet does not restart.
+/// Returns the name of a changed container that has terminated, and that the kubelet does not restart.
 fn ended_container<'c>(pod: &Value, changes: &'c [ContainerChange]) -> Option<&'c str> {
     let restarts = pod.pointer("/spec/restartPolicy").is_none_or(|policy| policy == "Always");
     let has_ended = |change: &&ContainerChange| {

@@ -251,7 +251,7 @@ mod tests {
         let crashing = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
         let crashes = "container shipper does not run: CrashLoopBackOff: back-off";
         fails(&of(&sidecar(2, &crashing, false), 2, "False"), crashes);
-        // The old image crashed already before the change.
+        // The old image had already crashed before the change.
         waits(&of(&sidecar(1, &crashing, false), 2, "False"), not_ready);
         // The image that crashes is taken back.
         let back = RunningUpgrade { is_step_back: true, ..upgrade.clone() };
@@ -285,7 +285,7 @@ mod tests {
         let of = |pod: &Value| progress(pod, &upgrade, STARTED);
         assert!(matches!(of(&with("100m")), Progress::Waiting(_)));
         assert_eq!(of(&with("200m")), Progress::Done);
-        // Other resources require a restart of the container.
+        // A restart is a failure, unless the container's `resizePolicy` requires it.
         let mut restarted = with("200m");
         restarted["status"]["initContainerStatuses"][0]["restartCount"] = json!(2);
         assert!(matches!(of(&restarted), Progress::Failed(_)));

@@ -3,8 +3,9 @@
 //!
 //! A pod with this image is created on the node. No program of the image may run, so the pod has a command that cannot
 //! be started. If the kubelet fails to start the container, it has pulled the image. If it fails to pull the image, the
-//! pod's status has the reason. The name of the pod depends only on the node, the image and the credentials, so another
-//! controller finds the same pod. The pod is kept for a while, because it shows that the image is on the node.
+//! pod's status has the reason. The name of the pod depends only on the node, the image, the pull policy and the
+//! credentials, so another controller finds the same pod. The pod is kept for a while, because it shows that the image
+//! is on the node.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::client::lists;
 
-/// A command that cannot be started: it is a directory in each image. So no program of the image runs.
+/// A command that cannot be started: it is a directory in every image. So no program of the image runs.
 const NO_COMMAND: &str = "/";
 /// The name of the container in the pod that pulls an image.
 const CONTAINER: &str = "pull";
@@ -94,7 +95,7 @@ pub struct Puller {
 struct Pull {
     /// The namespace of the pod that needs the image.
     namespace: Box<str>,
-    /// When the pull began, or ended if it has ended.
+    /// When the pull began or, if it is over, when it ended.
     since: Instant,
     /// When the caller last needed the image.
     asked: Instant,
@@ -213,7 +214,7 @@ impl Puller {
     }
 }
 
-/// Deletes the pods in a namespace that pulled images, and were created before `age`.
+/// Deletes the pods in a namespace that pulled images and have at least this age.
 ///
 /// # Errors
 /// The API server is unavailable or rejects a request.
@@ -264,8 +265,8 @@ async fn create(pods: &Api<Pod>, node: &str, image: &str, policy: &str, site: &P
     }
 }
 
-/// Returns the name of the pod that pulls an image to a node. With another pull policy or other credentials, another pod
-/// pulls it.
+/// Returns the name of the pod that pulls an image to a node. A different pull policy or different credentials give a
+/// different name.
 fn name(node: &str, image: &str, policy: &str, site: &PullSite) -> String {
     let digest = Sha256::digest(format!("{node} {image} {policy} {}", site.secrets));
     let number = digest.iter().take(10).fold(0_u128, |number, byte| (number << 8) | u128::from(*byte));
@@ -283,7 +284,7 @@ fn puller(node: &str, image: &str, policy: &str, site: &PullSite) -> Value {
         "spec": {
             "nodeName": node,
             "restartPolicy": "Never",
-            // Ends the pod even if its creator ends.
+            // Terminates the pod even if the controller that created it stops.
             "activeDeadlineSeconds": 900,
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,

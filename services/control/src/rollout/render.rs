@@ -20,7 +20,7 @@ use crate::informer::lookups::Lookups;
 use crate::informer::published::{Fetched, RevisionKey};
 use crate::simulation::{SimulationError, as_written, created};
 
-/// Maximum number of stored revisions. Beyond it, all are dropped.
+/// Maximum number of cached revisions. Beyond it, the cache is cleared.
 const MAX_REVISIONS: usize = 64;
 
 /// The revisions that a pod gets.
@@ -56,10 +56,10 @@ pub struct Upgrade {
     pub upgraded: Upgraded,
 }
 
-/// Why the upgrade of a pod could not be planned. Another attempt may succeed.
+/// Why the upgrade of a pod could not be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A revision could not be read.
+    /// A revision could not be read. A later attempt may succeed.
     #[error("a revision cannot be read")]
     Revision(#[source] Box<kube::Error>),
     /// The pod cannot be serialized as JSON.
@@ -75,7 +75,7 @@ pub enum PlanError {
 
 /// Why a pod cannot be created with other revisions.
 enum RevisionError {
-    /// The reason. Another attempt fails too.
+    /// A revision is not available, for this reason. Another attempt would fail too.
     Unavailable(String),
     /// The error of this attempt.
     Failed(PlanError),
@@ -107,7 +107,7 @@ impl Planner {
     /// Plans the upgrade of a pod. `active` has the active profiles and the namespaces.
     ///
     /// # Errors
-    /// A revision cannot be read, or the decision about the pod cannot be computed.
+    /// A revision cannot be read, the pod cannot be serialized or parsed, or its creation cannot be simulated.
     pub async fn plan(
         &self,
         active: &Snapshot,
@@ -241,7 +241,7 @@ pub(super) fn read_annotation(pod: &Value) -> Option<Upgraded> {
     Upgraded::read(annotation(pod, UPGRADED_ANNOTATION)?, pod.pointer("/metadata/uid")?.as_str()?)
 }
 
-/// Returns the annotation of a pod with these revisions.
+/// Returns the annotation for a pod that gets these revisions.
 fn upgraded(running: &Value, wanted: &BTreeMap<String, String>) -> Upgraded {
     let before = read_annotation(running).unwrap_or_default();
     let recorded = revisions(running).into_iter();

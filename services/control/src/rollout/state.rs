@@ -1,4 +1,4 @@
-//! The state of the task of one term.
+//! The state of the leader's rollout task during one term.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub(super) struct Task {
     /// The order of namespaced profiles.
     pub(super) turns: Turns,
     /// The pods that rollouts of cluster profiles still have to change, by UID. Namespaced profiles do not change them
-    /// before.
+    /// before that.
     pub(super) reserved: HashSet<u128>,
     /// When the handling of namespaced profiles ends in this round. `None` while cluster profiles are handled.
     pub(super) until: Option<Instant>,

@@ -3,13 +3,17 @@
 //!
 //! ```text
 //! Upgrading --share of the step has the revision--> Baking --observed, not worse--> Upgrading (next step), or Complete
-//! Upgrading, Baking --pod failed, or upgraded pods are worse--> SteppingBack --no pod has the revision--> SteppedBack
-//!                                                           or  Halted, without autoRollback or a previous revision
 //! Upgrading, Baking --pause--> Paused --no longer paused--> Upgrading
 //! Baking --step with a pause--> AwaitingResume --resume--> Upgrading (next step), or Complete
+//! Upgrading, Baking, Paused, AwaitingResume --pod failed--> SteppingBack --no pod has the revision--> SteppedBack
+//! Baking --upgraded pods are worse--> SteppingBack
+//! Upgrading, Baking, Paused, AwaitingResume, Halted --undo--> SteppingBack
 //! Halted, SteppingBack, SteppedBack --resume--> Upgrading
 //! any --another revision is published--> Upgrading (first step)
 //! ```
+//!
+//! Without a previous revision, a rollout enters `Halted` instead of `SteppingBack`. After a failure, it also does so
+//! without `autoRollback`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -28,7 +32,7 @@ const REQUEST_BYTES: usize = 256;
 enum Steering {
     /// Upgrade no further pods.
     Pause,
-    /// Continue the failed rollout of this revision.
+    /// Continue the rollout of this revision, which has failed or waits for a user.
     Resume(String),
     /// Return to the revision before this one.
     Undo(String),
@@ -114,8 +118,8 @@ pub(super) fn percent(situation: &Situation<'_>, status: &UpgradeStatus) -> u8 {
     }
 }
 
-/// Returns how many pods still have to be changed in the current phase and step. Pods whose upgrade is running, and pods
-/// that cannot be upgraded, do not count.
+/// Returns how many pods still have to be changed in the current phase and step. Pods whose upgrade is running, and
+/// pods that cannot be upgraded, do not count.
 pub(super) fn left(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
     let pods = situation.pods;
     if situation.rollout.strategy == Some(RolloutStrategy::Restart) {
@@ -125,7 +129,8 @@ pub(super) fn left(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
     share.saturating_sub(pods.upgraded + pods.running + pods.not_in_place)
 }
 
-/// Whether pods may be changed at this time. Returns to another revision do not wait for a window.
+/// Whether pods may be changed at this time. A rollout to a revision that new pods already get ([`is_return`]) needs no
+/// window.
 pub(super) fn is_window_open(situation: &Situation<'_>) -> bool {
     let windows = &situation.rollout.windows;
     let is_open = |window: &RolloutWindow| window.is_open(situation.now);
@@ -135,7 +140,7 @@ pub(super) fn is_window_open(situation: &Situation<'_>) -> bool {
 /// Returns how many further pods may be changed now.
 pub(super) fn capacity(rollout: &Rollout, pods: PodStates) -> usize {
     let most = usize::try_from(rollout.max_unavailable.unwrap_or(1)).unwrap_or(usize::MAX);
-    // The status contains all evictions.
+    // The status lists all evictions, so their number is limited.
     let limit = if rollout.strategy == Some(RolloutStrategy::Restart) { MAX_EVICTIONS } else { usize::MAX };
     most.min(limit).saturating_sub(pods.running)
 }
@@ -180,7 +185,7 @@ fn shortened(text: &str, bytes: usize) -> String {
     text.get(..text.floor_char_boundary(bytes)).unwrap_or_default().to_owned()
 }
 
-/// Returns the request of a user. `None` if it was handled, or if it is for another revision.
+/// Returns the request of a user. `None` if it is invalid, was handled, or is for another revision.
 fn request(situation: &Situation<'_>, status: &UpgradeStatus) -> Option<Steering> {
     let text = situation.request?;
     let text = shortened(text, REQUEST_BYTES);

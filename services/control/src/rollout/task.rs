@@ -59,11 +59,11 @@ const ENDED_INTERVAL: Duration = Duration::from_mins(10);
 const SETTLED_AFTER: Duration = Duration::from_mins(1);
 /// Time between two deletions of pods that pulled images.
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
-/// How long a new pod may take to become ready before it is bad.
+/// How long a new pod may take to become ready before it counts as bad.
 const STARTING: Duration = Duration::from_mins(5);
 /// How long a round may handle namespaced profiles, so that they do not delay the rollouts of cluster profiles.
 const TENANTS_LIMIT: Duration = Duration::from_secs(5);
-/// The pulls for namespaced profiles. A registry that never ends its response delays only its own namespace.
+/// The limits of pulls for namespaced profiles. A registry that never ends its response delays only its own namespace.
 const TENANT_PULLS: PullLimits = PullLimits { total: 16, per_namespace: 1 };
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
@@ -170,7 +170,8 @@ impl Task {
             known.evictions.open.retain(|eviction| !eviction.is_late());
             !known.evictions.open.is_empty()
         });
-        // One per round. If the write for one of them fails each time, the others have their turns nevertheless.
+        // Remove the status of one ended rollout in each round. So even if the write fails each time for one profile,
+        // the others have their turns.
         self.rounds = self.rounds.wrapping_add(1);
         if let Some((name, version)) = self.rounds.checked_rem(ended.len()).and_then(|next| ended.get(next))
             && let Err(error) = self.remove_status(name, version.as_deref()).await
@@ -246,7 +247,8 @@ impl Task {
         }
     }
 
-    /// Continues the rollout of a profile: decides its state, changes pods or writes the state.
+    /// Continues the rollout of a profile: decides its state and writes it. Changes pods only if the state was written
+    /// before.
     async fn roll_out(
         &mut self,
         profile: &Followed,
@@ -260,8 +262,8 @@ impl Task {
             return Ok(());
         }
         let Some(mut pods) = pods_with(&self.channels.questions, name).await else { return Ok(()) };
-        // The order depends only on the revision and the pods. So each revision begins with other pods, and all leaders
-        // use the same order.
+        // The order depends only on the revision and the pods. So each revision begins with different pods, and all
+        // leaders use the same order.
         pods.sort_by_cached_key(|pod| rank(&profile.revision, pod.uid));
         // A marked pod without the profile is ignored, since any user who may change the pod can set the label and the
         // annotation.
@@ -410,7 +412,8 @@ impl Task {
         }
         let looks = steps::bake_seconds(situation, before.step) / seconds(self.settings.judge_interval) + 1;
         let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-        // Only with the strategy `Restart`, most pods of one group are new.
+        // With the strategy `Restart`, most upgraded pods are new and may still be starting. With other strategies, all
+        // pods count.
         let starting = match situation.rollout.strategy {
             Some(RolloutStrategy::Restart) => Timestamp::now() - STARTING,
             _ => Timestamp::MAX,
@@ -430,7 +433,8 @@ impl Task {
         is_share_used: bool,
     ) -> kube::Result<Restart> {
         let waits = match failure {
-            // A return to another revision does not fail. It only evicts no further pods.
+            // If new pods already get the revision, a failure does not end the rollout. It only prevents further
+            // evictions.
             Some(failure) => Some(failure),
             None if !is_share_used => Some("the replicas may not use the new share of the workloads yet".to_owned()),
             None if self.is_switched_off().await? => {
@@ -448,8 +452,8 @@ impl Task {
         Ok([switch::injection(switch.as_ref()), switch::webhooks(switch.as_ref())].contains(&Position::Off))
     }
 
-    /// Follows the evictions of a profile's pods: counts those that were replaced by ready ones, and those that were not
-    /// in time.
+    /// Follows the evictions of a profile's pods: counts those that were replaced by ready ones, and those that were
+    /// not replaced in time.
     async fn follow_evictions(&mut self, name: &str, phase: &PhaseKey, pods: &[ProfilePod]) -> kube::Result<()> {
         let known = self.known.entry(name.to_owned()).or_default();
         let mut result = Ok(());
@@ -487,8 +491,8 @@ impl Task {
     }
 
     /// Reads pods with the revision and others, at most [`SAMPLE`] of each group, and returns how many are bad. `since`
-    /// is the start of the observation, in seconds since 1970. Pods that were created after `starting_since`, and are not
-    /// ready yet, do not count. `busy` has the pods that are being changed.
+    /// is the start of the observation, in seconds since 1970. Pods that were created after `starting_since` count only
+    /// if they are ready, or if a container was restarted. `busy` has the pods that are being changed.
     async fn observe(
         &self,
         pods: &[ProfilePod],
@@ -554,7 +558,7 @@ impl Task {
         }
     }
 
-    /// Records an Event about the end of a rollout or its failure.
+    /// Records an Event if a rollout is complete, has failed, or waits for a user.
     async fn announce(&self, profile: &Followed, uid: Option<String>, status: &UpgradeStatus) {
         let (type_, reason) = match status.phase {
             UpgradePhase::Halted => (EventType::Warning, "RolloutHalted"),
@@ -602,8 +606,8 @@ async fn pods_with(questions: &mpsc::Sender<AuditQuestion>, profile: &str) -> Op
     pods.await.ok()
 }
 
-/// Returns the pods without a revision whose workload is in the share of `percent` of all workloads, as the webhook
-/// decides it, by UID.
+/// Returns the UIDs of the pods that do not have the revision, and whose workload is in the share. The share is
+/// `percent` of all workloads, selected in the same way as in the webhook.
 fn in_share(percent: u8, profile: &str, revision: &str, pods: &[ProfilePod]) -> HashSet<u128> {
     // Many pods share their metadata.
     let mut known: HashMap<(&str, *const Box<str>), bool> = HashMap::new();

@@ -1,5 +1,5 @@
-//! The order in which namespaced profiles are handled. All namespaces get the same number of turns, however many profiles
-//! they have.
+//! The order in which namespaced profiles are handled. All namespaces get the same number of turns, however many
+//! profiles they have.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::revisions::Followed;
 pub(super) struct Turns {
     /// The number of turns so far.
     count: u64,
-    /// The number of the last turn, by profile. 0: none.
+    /// The number of the last turn, by profile; 0 if the profile had none.
     last: HashMap<ProfileName, u64>,
 }
 

@@ -75,7 +75,7 @@ impl ObjectClients {
 }
 
 impl Objects {
-    /// Reads all objects from the API server, not from a cache. `disabled`: whether the webhooks are treated as
+    /// Reads all objects from the API server, not from a cache. `disabled` says whether the webhooks are treated as
     /// disabled if the `ConfigMap` has an unknown value.
     pub(super) async fn read(
         clients: &ObjectClients,

@@ -443,8 +443,8 @@ impl Reconciler {
         Issuing { release: &self.leading.release, lifetimes: &self.settings.lifetimes, now }
     }
 
-    /// Writes a Secret. Fails if it has changed since it was read. `exists`: replaces the Secret instead of creating
-    /// it.
+    /// Writes a Secret. If `exists`, replaces the Secret, otherwise creates it. Fails if the Secret has changed since
+    /// it was read.
     async fn put(&self, secret: Secret, exists: bool) -> Result<(), ReconcileError> {
         let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let name = secret.name_any();

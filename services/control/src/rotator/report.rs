@@ -63,7 +63,7 @@ impl EventRecorder {
         Self { recorder: Recorder::new(client.clone(), reporter), about }
     }
 
-    /// Records that the rotation waits for another reason than before.
+    /// Records that the rotation waits for a different reason than before.
     pub(super) async fn record_wait(&self, before: Option<Blocked>, now: Blocked) {
         self.record(events(before, now)).await;
     }

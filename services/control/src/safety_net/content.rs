@@ -22,7 +22,8 @@ use crate::revisions::{Coverage, OptedIn};
 
 /// The name of the object in a dry run.
 const SAMPLE: &str = "pillion-safety-net";
-/// When a rejected revision is tried again. The API server, or the policies that deny it, may have changed.
+/// The time after which a rejected revision is tried again. By then, the API server, or the policies that deny the
+/// revision, may have changed.
 const RETRY_AFTER: Duration = Duration::from_mins(10);
 
 /// The published revision of a profile.
@@ -55,7 +56,8 @@ impl Content {
     /// Reads the revisions that were published since the last call.
     ///
     /// # Errors
-    /// The API server is unavailable or rejects a request. Such revisions are left out, and read again at the next call.
+    /// The API server is unavailable or rejects a request. Such revisions are left out, and read again at the next
+    /// call.
     pub(super) async fn update(&mut self, client: &Client, opted_in: &[OptedIn]) -> kube::Result<()> {
         self.published.retain(|name, known| {
             let is_current = |profile: &OptedIn| profile.revision.as_deref() == Ok(&*known.revision);
@@ -113,7 +115,7 @@ impl Content {
     /// Returns whether it accepts all of them.
     ///
     /// # Errors
-    /// The API server is unavailable.
+    /// The API server is unavailable or overloaded.
     pub(super) async fn check(&mut self, client: &Client, home: &str, covered: &[Covered]) -> kube::Result<bool> {
         let mut accepts_all = true;
         for profile in covered {

@@ -1,5 +1,5 @@
-//! The controller's part in the safety net: keeps the API server's policy in step with the published revisions of the
-//! profiles that opt in.
+//! The controller's part in the safety net, an admission policy of the API server that injects while no replica
+//! responds. Updates the policy when the published revisions of the profiles that opt in change.
 //!
 //! - [`content`]: reads the published revisions, and converts them to the content of the policy.
 //! - [`task`]: creates, updates and removes the policy and its binding.

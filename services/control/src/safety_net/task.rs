@@ -28,7 +28,8 @@ use crate::webhook_config::Live;
 /// The resources of [`API_GROUP`] that the safety net needs.
 const RESOURCES: [&str; 2] = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"];
 
-/// How often a policy is written again without the profiles that the API server rejects, in one pass.
+/// Maximum number of attempts to write the policy in one pass. Each attempt leaves out the profiles that the API server
+/// has rejected.
 const ATTEMPTS: usize = 8;
 
 /// The pause after a failed deletion of the policy, while the safety net is disabled.
@@ -41,7 +42,7 @@ pub struct NetSettings {
     pub policy: Settings,
     /// Time between two checks if nothing reports a change.
     pub recheck: Duration,
-    /// How often to check whether the published profiles have changed.
+    /// Time between two checks for changes of the published profiles.
     pub poll: Duration,
     /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
@@ -74,12 +75,13 @@ pub struct NetInputs {
     pub live: watch::Receiver<Option<Live>>,
     /// Whether the kill switch has disabled injection; `None` until that is known.
     pub off: watch::Receiver<Option<bool>>,
-    /// Receives the coverage of the profiles that opt in.
+    /// Sends the coverage of the profiles that opt in.
     pub coverage: watch::Sender<Coverage>,
 }
 
 impl NetInputs {
-    /// Returns whether pods should be served while no replica answers. `None` until that is known.
+    /// Returns whether the policy may inject: an administrator has disabled neither injection nor the webhooks. `None`
+    /// until that is known.
     fn is_wanted(&mut self) -> Option<bool> {
         let off = *self.off.borrow_and_update();
         let is_disabled = self.live.borrow_and_update().as_ref().map(|live| live.disabled);
@@ -90,7 +92,7 @@ impl NetInputs {
         }
     }
 
-    /// Waits until pods should no longer be served while no replica answers.
+    /// Waits until an administrator disables injection or the webhooks.
     async fn switched_off(&mut self) {
         let mut off = (self.off.clone(), self.live.clone());
         while self.is_wanted() != Some(false) {
@@ -185,7 +187,7 @@ impl Keeper {
                 () = republished(&profiles, &published, self.settings.poll) => {}
                 is_open = inputs.changed() => if !is_open { return },
             }
-            // The kill switch does not wait.
+            // The kill switch takes effect without this pause.
             tokio::select! {
                 () = tokio::time::sleep_until(not_before) => {}
                 () = inputs.switched_off(), if wanted != Some(false) => {}
@@ -342,8 +344,8 @@ pub async fn remove(client: &Client, settings: &Settings) -> kube::Result<bool> 
     Ok(removed)
 }
 
-/// While the safety net is disabled and this controller leads: deletes a policy that remains from a time in which it was
-/// enabled.
+/// While the safety net is disabled and this controller leads: deletes a policy that was created while the safety net
+/// was enabled.
 pub async fn run_disabled(leading: LeaderContext, settings: Settings) {
     let LeaderContext { client, stop, .. } = leading;
     let removal = async {

@@ -255,8 +255,8 @@ impl TrustProbe {
 }
 
 impl Expectation {
-    /// Returns the recorded call, if API servers called through both configurations with this name, and with the same
-    /// epoch and certificate.
+    /// Returns the recorded call, if an API server called through both configurations with this name, and both calls
+    /// had the same epoch and certificate.
     pub(super) fn shown(&self) -> Option<ReceivedCall> {
         let Calls { mutating, validating } = self.trust_probe.lock().get(&self.name).copied()?;
         mutating.filter(|_| mutating == validating)

@@ -298,8 +298,8 @@ fn between(live: Option<ConfigurationView<'_>>, desired: Option<ConfigurationVie
     drifts
 }
 
-/// Whether Pillion's own labels or annotations differ. The time of the last write is a difference only if it is missing
-/// or ahead of the clock.
+/// Whether Pillion's own labels or annotations differ. The time of the last write is a difference only if it is
+/// missing, or ahead of the clock by more than [`MAX_CLOCK_DIFFERENCE`].
 fn has_other_metadata(live: &ObjectMeta, desired: &ObjectMeta, now: Timestamp) -> bool {
     let differs = |key| annotation(live, key) != annotation(desired, key);
     let is_ahead =

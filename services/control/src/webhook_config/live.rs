@@ -126,7 +126,7 @@ impl Live {
         self.mutating.as_ref().is_some_and(|mutating| is_connectivity_check(mutating, release.service()))
     }
 
-    /// Returns the owner of a configuration that belongs to another release than `owner`, if any.
+    /// If a configuration belongs to a release other than `owner`, returns that release.
     pub(super) fn other_owner(&self, owner: &str) -> Option<String> {
         let mut owners = self.views().filter_map(|view| view.metadata.annotations.as_ref()?.get(RELEASE_ANNOTATION));
         owners.find(|other| *other != owner).cloned()

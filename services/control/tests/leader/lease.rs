@@ -264,7 +264,7 @@ fn deleted_or_edited_lease_has_one_holder() {
         let (first, second) = two(&control_plane).await?;
         let leases = leases(control_plane.client());
 
-        // When the Lease is deleted, one candidate leads. When it is relabelled, the leader continues.
+        // After the Lease is deleted, exactly one candidate leads. After its labels change, the leader continues.
         for _ in 0..3 {
             leases.delete("pillion-controller", &DeleteParams::default()).await?;
             eventually(SOON, "the Lease is created again", async || Ok(leases.get("pillion-controller").await?))

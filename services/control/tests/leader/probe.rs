@@ -38,7 +38,7 @@ fn settings() -> Settings {
     settings
 }
 
-/// A replica with a certificate of this CA. It stops when it is dropped.
+/// The task of a test HTTPS server that stands in for a replica. The server stops when this value is dropped.
 struct Serving(JoinHandle<()>);
 
 impl Drop for Serving {

@@ -145,7 +145,8 @@ fn each_api_server_proves_its_own_trust() {
     Isolation::new().with_crds().time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
-        // The second API server is paused later, so the first must be another process: it belongs to the lease.
+        // The test pauses the second API server later, so that must be a separate process. The first one belongs to the
+        // leased control plane, so `api_server` returns `None`.
         ensure!(control_plane.api_server().is_none() && second.process().exited()?.is_none());
         let mut rig = Rig::start(control_plane).await?;
         let old = TestCa::new()?;
@@ -166,7 +167,7 @@ fn each_api_server_proves_its_own_trust() {
         rig.becomes(2, 0, 0).await?;
         ensure!(rig.metrics.calls() >= 2);
 
-        // A paused API server counts as silent although it was proven before, since the bundle has changed.
+        // A paused API server counts as silent although it proved its trust before, since the bundle has changed.
         second.process().pause()?;
         eventually(SOON, "the running API server is asked in time", async || {
             let since = Instant::now();

@@ -263,12 +263,12 @@ fn disturbed(world: &ModelState, disturbance: Disturbance) -> Option<ModelState>
 }
 
 /// Repeatedly shows every change to all replicas and API servers, and lets one leader act. Returns a description of the
-/// state if the rotation does not complete.
+/// failure if the rotation does not complete, or if trust is broken meanwhile.
 fn never_rests(world: &ModelState, rules: Rules, settings: &Settings) -> Option<String> {
     let mut world = world.clone();
     world.leaders = world.leaders.map(|_| Leader::Idle);
     world.stopped = false;
-    // There are no further requests. A recovery may need one more CA than the model has.
+    // No further rotation is requested. After a disturbance, `decide` permits one more CA for the recovery.
     for _ in 0..MAX_REST_MOVES {
         world.api_servers = [world.bundle.version(); API_SERVERS];
         let (version, certificate) = (world.certificate.version(), world.certificate.newest());

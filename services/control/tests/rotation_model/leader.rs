@@ -28,8 +28,8 @@ pub(crate) enum Write {
     ServingCertificate { certificate: CertificateVersion, version: u32 },
 }
 
-/// Reads the record and decides. `late`: whether all deadlines have passed. `asked`: whether a rotation is requested.
-/// Returns `None` if there is nothing to write, or if the model has no more CA numbers.
+/// Reads the record and decides. `late` says whether all deadlines have passed, and `asked` whether a rotation is
+/// requested. Returns `None` if there is nothing to write, or if the model has no more CA numbers.
 pub(crate) fn decide(
     world: &ModelState,
     reading: &Reading,

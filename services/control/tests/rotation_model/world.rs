@@ -16,7 +16,7 @@ use crate::rotation_model::leader::{Leader, Planner};
 pub(crate) const API_SERVERS: usize = 2;
 pub(crate) const REPLICAS: usize = 3;
 pub(crate) const LEADERS: usize = 2;
-/// Number of CAs: enough for two rotations, and one more after a loss.
+/// Number of CAs: enough for two rotations. After a disturbance, the model permits one more.
 pub(crate) const GENERATIONS: u32 = 3;
 
 /// A time after all deadlines. No CA of the model has reached its rotation age by then.
@@ -302,8 +302,8 @@ impl Reading {
         }
     }
 
-    /// Returns the complete observation, with the record. `late`: whether all deadlines have passed. `asked`: whether a
-    /// rotation is requested.
+    /// Returns the complete observation, with the record. `late` says whether all deadlines have passed, and `asked`
+    /// whether a rotation is requested.
     pub(crate) fn with_record(
         &self,
         world: &ModelState,

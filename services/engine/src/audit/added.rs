@@ -43,9 +43,9 @@ pub struct AddedResource {
 /// trusted record.
 ///
 /// Requests and limits of a pod are computed as in the scheduler: the peak of its containers, where init containers run
-/// one after the other. The added containers are counted one after the other, init containers that end last. So their
-/// parts add up to the difference between the pod with and without all added containers, and an init container counts
-/// only as far as it exceeds the containers that run later.
+/// one after the other. The added containers are counted one after the other: first those that run as long as the pod,
+/// then the init containers that end. So their parts add up to the difference between the pod with and without all
+/// added containers, and an init container counts only as far as it exceeds the containers that run later.
 #[must_use]
 pub fn added_containers(pod: Value<'_>, trust: RecordTrust) -> Vec<AddedContainer> {
     let is_trusted = trust == RecordTrust::AsFound || is_genuine(pod);
@@ -191,7 +191,7 @@ mod tests {
         let with = |cpu: &str| pod(&[("log", "initContainers/setup", setup(cpu))]);
         expect(&with("100m"), &[("log/setup", ["0", "0", "0", "0"], [true, true])]);
         expect(&with("130m"), &[("log/setup", ["30m", "0", "0", "0"], [true, true])]);
-        // Another added container raises what runs later, so that the init container adds less.
+        // Another added container raises the use of the containers that run later, so the init container adds less.
         let shipper = resources(&json!({"cpu": "20m"}), &json!({}));
         expect(
             &pod(&[("log", "initContainers/setup", setup("130m")), ("log", "containers/shipper", shipper)]),
@@ -257,7 +257,7 @@ mod tests {
                 .collect();
             let added: Vec<_> = added.iter().map(|(pointer, container)| ("log", &**pointer, container.clone())).collect();
             let parts: f64 = of(&pod(&added)).iter().map(|added| added.cpu.requests.approximately()).sum();
-            // The formula of the scheduler, written once more: the maximum of all phases of the pod's start.
+            // A second implementation of the scheduler's formula: the maximum over all phases of the pod's start.
             let (mut running, mut peak, mut sidecars) = (100, 100, 0);
             for (is_init, is_sidecar, cpu) in &containers {
                 let cpu = cpu.unwrap_or(0);

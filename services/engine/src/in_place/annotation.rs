@@ -1,5 +1,5 @@
-//! The annotation `pillion.dev/upgraded` of a running pod. It holds all state of the pod's upgrade, so that any
-//! controller can continue an upgrade that another one began.
+//! The annotation `pillion.dev/upgraded` of a running pod. It holds all state of the pod's upgrade, so that a
+//! controller replica can continue an upgrade that a different replica began.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ pub struct Upgraded {
     /// The profiles whose containers were upgraded, by display name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, UpgradedProfile>,
-    /// The last upgrade that failed, by display name of the profile. It is not tried again.
+    /// The last failed upgrade of each profile, by display name. It is not tried again.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failed: BTreeMap<String, FailedUpgrade>,
-    /// When the images of containers were last changed, in seconds since 1970, by name.
+    /// When the image of each container was last changed, in seconds since 1970, by container name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub changed: BTreeMap<String, i64>,
     /// The upgrade whose containers are not ready yet.
@@ -35,7 +35,7 @@ pub struct Upgraded {
 pub struct UpgradedProfile {
     /// The revision in the injection record.
     pub from: String,
-    /// The revision of the last upgrade.
+    /// The revision that the last upgrade applied.
     pub to: String,
 }
 
@@ -63,16 +63,17 @@ pub struct RunningUpgrade {
     /// failure of the later revision.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_step_back: bool,
-    /// The changes.
+    /// The changes that the upgrade makes to containers.
     pub changes: Vec<ContainerChange>,
-    /// The restarts of all containers before the change, by name.
+    /// The restart counts of all containers before the change, by container name.
     pub restarts: BTreeMap<String, i64>,
     /// Whether the pod was ready before the change.
     pub was_ready: bool,
 }
 
 impl Upgraded {
-    /// Parses the annotation of the pod with this UID. `None` if it is too large, invalid, or of another pod.
+    /// Parses the annotation of the pod with this UID. `None` if it is too large, invalid, or belongs to a different
+    /// pod.
     #[must_use]
     pub fn read(text: &str, uid: &str) -> Option<Self> {
         if text.len() > MAX_BYTES {
@@ -81,14 +82,16 @@ impl Upgraded {
         serde_json::from_str::<Self>(text).ok().filter(|upgraded| upgraded.uid == uid)
     }
 
-    /// Returns the current revision of a profile, whose injection record contains the revision `recorded`.
+    /// Returns the current revision of a profile. `recorded` is the revision of the profile in the pod's injection
+    /// record.
     #[must_use]
     pub fn revision<'r>(&'r self, profile: &str, recorded: &'r str) -> &'r str {
         let upgrade = self.profiles.get(profile).filter(|upgrade| upgrade.from == recorded);
         upgrade.map_or(recorded, |upgrade| &upgrade.to)
     }
 
-    /// Returns the annotation while an upgrade runs.
+    /// Returns the annotation with `running` as the current upgrade. Also sets the time of the last change for each
+    /// container whose image changes.
     #[must_use]
     pub fn with_running(self, running: RunningUpgrade) -> Self {
         let images = running.changes.iter().filter(|change| change.image.is_some());
@@ -97,7 +100,7 @@ impl Upgraded {
         Self { changed, running: Some(running), ..self }
     }
 
-    /// Returns the annotation after the upgrade is complete.
+    /// Returns the annotation without the running upgrade, for a pod whose upgrade is complete.
     #[must_use]
     pub fn completed(&self) -> Self {
         Self { running: None, ..self.clone() }

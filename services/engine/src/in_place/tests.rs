@@ -57,7 +57,7 @@ fn image_and_resources_change_in_place() {
         )),
     };
     assert_eq!(plan, PodPlan::InPlace(vec![change]));
-    // The same quantity in another notation is no change.
+    // The same quantity in another notation is not a change.
     assert_eq!(planned(&running(|_| {}), |new| new["resources"]["requests"]["cpu"] = json!("100m")), PodPlan::Same);
 }
 

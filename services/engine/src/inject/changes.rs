@@ -1,7 +1,7 @@
 //! Changes and removes existing list elements and map entries: `$forEach: existing` and `$prune`.
 //!
-//! Items of lists without keys are compared by value. This recognizes items that the same profile kept or added in an
-//! earlier pass. A pass is one call of the webhook for the object.
+//! Items of lists without keys are compared by value. In this way, a pass recognizes items that the same profile kept
+//! or added in an earlier pass. A pass is one call of the webhook for the object.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -96,7 +96,7 @@ impl<'a> Merge<'_, 'a> {
             let previous = stays.replace(slot);
             let (known, length, around) = (self.bindings.bound_count(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // Skip elements that an earlier pass changed, and elements that the profile added.
+            // Skip elements that an earlier pass changed, and elements that this profile or a later one added.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -224,7 +224,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Removes the entries of a map that match a condition.
+    /// Removes the entries of a map that match a condition. Keeps the entries that this profile or a later one added in
+    /// an earlier pass.
     pub(super) fn prune_map(&mut self, map: SlotId, condition: &'a Expression) -> Result<(), MergeError> {
         self.document.open(map)?;
         let entries: Vec<_> = self.document.children(map).collect();

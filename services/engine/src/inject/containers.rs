@@ -17,7 +17,7 @@ use super::elements::ITEM_COST;
 use super::keys::push_token;
 use super::merge::{Conflict, Merge, MergeError};
 
-/// The lists of a pod's containers to which patches apply, in the order in which containers start.
+/// The lists of containers in a pod to which patches apply, in the order in which the containers start.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// The initial capacity for the containers of a list.
@@ -107,7 +107,8 @@ impl<'a> Merge<'_, 'a> {
             let authors_list = author.at(&["spec", list]);
             let mut containers = Vec::with_capacity(CONTAINERS);
             containers.extend(self.document.children(slot));
-            // The containers usually have the same order as in the original pod.
+            // The containers usually have the same order as in the original pod, so the next original container is
+            // tried first.
             let mut in_order = authors_list.into_iter().flat_map(Value::items).peekable();
             pointer.clear();
             push_token(&mut pointer, "spec");

@@ -179,7 +179,7 @@ impl<'a> Merge<'_, 'a> {
         from: usize,
         end: SlotId,
     ) -> Result<(), MergeError> {
-        // Variables that an earlier list element added may refer to new ones.
+        // Variables that were added earlier in this pass may refer to new ones.
         let children = self.document.children(list);
         let earlier: Vec<_> = children.filter(|child| *child < end && self.is_own(*child)).collect();
         if !earlier.is_empty() {
@@ -205,7 +205,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether an element was added in this pass.
+    /// Whether this profile added an element in this pass.
     pub(super) fn is_own(&self, element: SlotId) -> bool {
         self.added_slots.binary_search(&element).is_ok()
     }
@@ -524,10 +524,10 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Moves an author's overlay to the position that the template sets. A later pass does not move it again, because
-    /// other webhooks may have inserted elements beside it in the meantime. An overlay is not moved if another
-    /// container has the same name, because the move could change which of them is the last, and the last one is used.
-    /// API servers reject such a pod anyway.
+    /// Moves an overlay, which is an author's container into which the template was merged, to the position that the
+    /// template sets. A later pass does not move it again, because other webhooks may have inserted elements beside it
+    /// in the meantime. An overlay is not moved if another container has the same name, because the move could change
+    /// which of them is the last, and the last one is used. API servers reject such a pod anyway.
     pub(super) fn put_in_place(
         &mut self,
         list: SlotId,
@@ -574,8 +574,8 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Finds a container with the same name in a sibling list; container names are unique across these lists. If the
-    /// template computes the `restartPolicy`, moves the container to `list` and returns its new slot. Otherwise returns
-    /// a conflict. `None` if no sibling list has such a container.
+    /// template computes the `restartPolicy` and the conflict rule allows changes, moves the container to `list` and
+    /// returns its new slot. Otherwise returns a conflict. `None` if no sibling list has such a container.
     fn find_elsewhere(
         &mut self,
         parent: SlotId,

@@ -78,7 +78,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Joins `prepend` to a value that was just added because the object had none.
+    /// Joins `prepend` to a value that was just added because the object had no value.
     pub(super) fn join_front(&mut self, added: SlotId, join: Option<&'a Join>) -> Result<(), MergeError> {
         let Some(join) = join.filter(|join| join.prepend.is_some()) else { return Ok(()) };
         let around = self.enter_added();
@@ -214,8 +214,9 @@ impl<'a> Merge<'_, 'a> {
     }
 }
 
-/// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. If the format is JSON, merges
-/// the JSON and ignores `prepend`. Returns a JSON string. `None` if nothing is missing.
+/// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. If the format is JSON, or if
+/// it is `Auto` and `existing` is a JSON object or list, merges the JSON and ignores `prepend`. Returns a JSON string.
+/// `None` if nothing is missing.
 fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,
@@ -264,8 +265,9 @@ fn joined(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Op
     (missing > 0).then_some(all)
 }
 
-/// Merges two strings that contain JSON. Objects keep their existing keys, and lists get the missing items. `None` if
-/// nothing is missing, if a string is not JSON, or if the types differ.
+/// Merges two strings that contain JSON. Objects keep their existing keys, and lists get the missing items. If
+/// `existing_text` is blank, returns `value`. `None` if nothing is missing, if a string is not JSON, or if the two are
+/// neither both objects nor both lists.
 fn merged_json(existing_text: &str, value: &str) -> Option<String> {
     let added = OwnedTape::parse(value).ok()?;
     if existing_text.trim().is_empty() {

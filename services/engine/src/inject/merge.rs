@@ -142,7 +142,7 @@ pub(super) struct MergeScratch<'a> {
 /// The result of a merge.
 #[derive(Default)]
 pub(super) struct ApplyOutput {
-    /// The number of changes that were written to the record.
+    /// The number of recorded changes, including those that an earlier pass has already recorded.
     pub(super) changes: usize,
     /// Messages for the author of the object.
     pub(super) notes: Vec<Box<str>>,
@@ -166,7 +166,7 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) insert_counts: &'d mut InsertCounts,
     pub(super) record: &'d mut RecordWriter,
     pub(super) mode: MergeMode,
-    /// The number of changes that were written to the record.
+    /// The number of recorded changes, including those that an earlier pass has already recorded.
     pub(super) changes: usize,
     /// The number of edits. One change in the record may cover several edits.
     pub(super) edits: usize,
@@ -180,17 +180,17 @@ pub(super) struct Merge<'d, 'a> {
     pub(super) env: Vec<SlotId>,
     /// Where [`Self::finish`] stores the buffers for the next merge.
     buffers: &'d mut MergeScratch<'a>,
-    /// Slots of the elements that this pass added. Slot numbers increase, so the list is sorted.
+    /// Slots of the elements that the profile added in this pass. Slot numbers increase, so the list is sorted.
     pub(super) added_slots: Vec<SlotId>,
-    /// Slots of the containers that this pass moved between `containers` and `initContainers`. The record lists each as
-    /// added to its new list.
+    /// Slots of the containers that the profile moved in this pass between `containers` and `initContainers`. The
+    /// record lists each as added to its new list.
     pub(super) moved_containers: Vec<SlotId>,
     pub(super) collects_containers: bool,
     pub(super) changes_own: bool,
     pub(super) profile_origin: ProfileOrigin<'d>,
     /// The number of places that already had the profile's value.
     pub(super) confirmations: usize,
-    /// Pointers of the containers added in this pass, if they are collected.
+    /// Pointers of the containers that the profile added in this pass, if they are collected.
     pub(super) containers: Vec<Box<str>>,
     /// Messages for the author.
     pub(super) notes: Vec<Box<str>>,
@@ -489,7 +489,7 @@ impl<'a> Merge<'_, 'a> {
                 self.change_items(present, part)
             }
             (_, _, Some(_)) => Err(self.conflict_here(Reason::TypeConflict)),
-            // The part is a scalar, or a list that is one value.
+            // The part is merged as one value, which is kept or replaced as a whole.
             _ => match self.value_of(part)? {
                 Some(value) => self.leaf(present, value),
                 None => Ok(()),
@@ -548,7 +548,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(OwnedTape::parse(text).is_ok_and(|tape| tape.root().equals(value)))
     }
 
-    /// Whether an object was created in this pass as part of an addition, so that its members cannot conflict.
+    /// Whether an object was created in this pass as part of an addition and is still empty, so that its members cannot
+    /// conflict.
     pub(super) fn is_new(&self, at: SlotId, type_: &Type) -> bool {
         self.mode.within_added
             && !self.mode.settled
@@ -743,8 +744,9 @@ impl<'a> Merge<'_, 'a> {
 }
 
 impl Node {
-    /// Returns the node's value if it can be added exactly as in the template. `None` for lists whose elements later
-    /// steps search: the lists of containers and, if `is_changed`, all keyed lists.
+    /// Returns the node's value if it can be added as one value, exactly as in the template. `None` if the node has
+    /// directives or expressions, if the record must list its entries separately, or if later steps search its
+    /// elements. These are the lists of containers and, if `is_changed`, all keyed lists.
     pub(super) fn as_one_value(&self, field: Option<&Field>, is_changed: bool) -> Option<Value<'_>> {
         let Kind::Plain(tape) = &self.kind else { return None };
         let value = tape.root();

@@ -104,8 +104,8 @@ pub(crate) struct Applied<'a> {
 }
 
 impl Verdict {
-    /// Returns the outcome of a profile that is not applied. `policy` determines if the profile is skipped or the
-    /// object denied.
+    /// Returns the outcome of a profile that is not applied. `policy` determines whether the profile is skipped or the
+    /// object is denied.
     fn skipped(policy: FailurePolicy, reason: Reason, detail: Box<str>) -> Self {
         let outcome = ProfileOutcome::of_failure(policy);
         Self { outcome, reason, detail: Some(detail), notes: Vec::new() }
@@ -397,7 +397,8 @@ impl<'a> Pass<'a> {
         if let Some(template) = &profile.template {
             merge.merge_template(template, profile.object_type())?;
         }
-        // Conditions determine which containers are added, so check this only after the merge.
+        // Conditions determine which containers are added, so the pod's operating system is checked only after the
+        // merge.
         if refuses_containers && !merge.containers.is_empty() {
             return Err(MergeError::conflict(Reason::OperatingSystem, "/spec/os/name"));
         }
@@ -416,7 +417,8 @@ impl<'a> Pass<'a> {
             merge.containers = own;
         }
         if merge.changes > 0 && target.type_.is_pod() {
-            // The containers of the safety net's policy are not the author's.
+            // If the safety net's policy added containers, compare with the pod without them, because they are not the
+            // author's.
             merge.check_containers(if target.policy.is_some() { target.context.object } else { target.object })?;
         }
         let output = merge.finish();

@@ -37,7 +37,7 @@ impl<'a> Merge<'_, 'a> {
     }
 
     /// Records the current value before it is replaced. If an earlier pass replaced it, the record already contains the
-    /// original. A value that Pillion added is not recorded as an original.
+    /// original. A value that an earlier pass of the profile added has no original.
     pub(super) fn note_replaced(&mut self, present: SlotId) {
         self.note_replaced_or_removed(present, None);
     }
@@ -186,8 +186,8 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Whether the author of the object wrote the current value. If its container was moved, checks the value at the
-    /// place in the other list.
+    /// Whether the author of the object wrote the current value. For a value of a container, also checks the place that
+    /// it would have in the other list of containers, because a profile may have moved the container.
     pub(super) fn is_author_written(&self) -> bool {
         let before = || {
             let rest = self.pointer.get(container_length(&self.pointer)?..)?;
@@ -223,8 +223,8 @@ impl<'a> Merge<'_, 'a> {
         self.confirm_as(ChangeKind::Set);
     }
 
-    /// Records an element that a cluster profile inserts first or before another element, so that namespaced profiles
-    /// insert nothing before it.
+    /// Protects the position of an element that a cluster profile inserts first or before another element, so that
+    /// namespaced profiles insert nothing before it.
     pub(super) fn note_in_front(&mut self, list: SlotId, element: Element<'a>, keyed: &'static KeyedList) {
         let Some(position) = element.position().filter(|_| matches!(self.profile_origin, ProfileOrigin::Watched(_)))
         else {

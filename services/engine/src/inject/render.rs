@@ -327,7 +327,7 @@ impl<'a> Merge<'_, 'a> {
         }
     }
 
-    /// Returns a constant or computed string. `None` if the result of the expression is null or absent.
+    /// Returns a constant or computed string. `None` if the result of the expression is null, absent or not a string.
     pub(super) fn choice(&mut self, choice: &'a Choice<Box<str>>) -> Result<Option<Box<str>>, MergeError> {
         match choice {
             Choice::Constant(text) => Ok(Some(text.clone())),

@@ -179,8 +179,8 @@ struct Undoing<'v> {
     document: Document<'v>,
     type_: &'static Type,
     elements: Elements,
-    /// The minimum depth of lists and maps that may have been created for additions. `metadata` and `spec` always
-    /// belong to the author.
+    /// The minimum depth, in pointer tokens, at which undoing an addition may also remove a list or map that became
+    /// empty. It is 2 for a whole object, because `metadata` and `spec` always belong to the author, and 1 for a part.
     depth: usize,
 }
 
@@ -241,8 +241,8 @@ impl<'v> Undoing<'v> {
         self.create_parent(pointer)?;
         let Some(Place { parent, slot, .. }) = self.locate(pointer)? else { return Ok(false) };
         match (self.document.kind(parent), slot, behind.as_deref()) {
-            // Insert a removed element even if the list has an element with the same keys, because the author wrote
-            // that element.
+            // Insert a removed element even if the list has an element with the same keys, because the author wrote the
+            // removed element.
             (Kind::Array, _, Some(behind)) => {
                 let index = if behind.is_empty() { Some(0) } else { self.index_behind(parent, behind)? };
                 let added = self.document.insert_item(parent, index.unwrap_or(usize::MAX), original);
@@ -363,8 +363,8 @@ impl<'v> Undoing<'v> {
         Ok(None)
     }
 
-    /// Finds an element of a list by its token. `same` is the number of later elements with the same token. With 0,
-    /// returns the last element, as the merge does.
+    /// Finds an element of a list by its token. `same` is the number of elements with the same token that follow the
+    /// wanted element. With 0, returns the last element, as the merge does.
     fn element(
         &mut self,
         list: SlotId,

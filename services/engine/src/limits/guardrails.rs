@@ -15,7 +15,7 @@ use super::pod_security::PodSecurityLevel;
 /// Domains of labels and annotations that Kubernetes or Pillion uses. Their subdomains are included.
 const RESERVED_DOMAINS: [&str; 3] = ["pillion.dev", "kubernetes.io", "k8s.io"];
 
-/// Kinds of volumes that do not come from the host.
+/// Kinds of volumes that the platform can allow. `hostPath` is never allowed.
 const VOLUME_KINDS: [&str; 28] = [
     "awsElasticBlockStore",
     "azureDisk",

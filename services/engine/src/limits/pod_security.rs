@@ -21,7 +21,7 @@ use super::{Excess, Limit};
 /// The lists of a pod's containers.
 const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Capabilities that containers have by default, or that are harmless.
+/// Capabilities that containers may add at the baseline level.
 const BASELINE_CAPABILITIES: [&str; 13] = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -54,10 +54,10 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// `SELinux` types for containers.
+/// The allowed `SELinux` types. The empty string stands for an absent type.
 const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
-/// Volume sources that are independent of the host.
+/// Volume sources that the restricted level allows.
 const RESTRICTED_VOLUMES: [&str; 9] = [
     "configMap",
     "csi",
@@ -307,9 +307,9 @@ struct Evaluation<'v> {
     found: IndexSet<Violation<'v>>,
     /// Whether the pod is for Windows, where Linux-only controls do not apply.
     is_windows: bool,
-    /// Whether the pod sets a seccomp profile. Containers without their own profile inherit it.
+    /// Whether the pod sets an allowed seccomp profile. Containers without their own profile inherit it.
     seccomp_from_pod: bool,
-    /// Whether the pod sets `runAsNonRoot`. Containers without their own value inherit it.
+    /// Whether the pod sets `runAsNonRoot` to true. Containers without their own value inherit it.
     non_root_from_pod: bool,
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Change<'c, 'v> {
     pub(super) after: Option<Value<'v>>,
     /// The innermost element of a keyed list on the path, in the later state.
     pub(super) element: Option<Value<'v>>,
-    /// Whether this is a new element with the same key as an existing one, so that either of them may be used.
+    /// Whether this is a new element with the same key as an existing one, so that it is unclear which of them is used.
     pub(super) is_duplicate: bool,
 }
 

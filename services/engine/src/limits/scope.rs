@@ -173,8 +173,8 @@ impl<'v> Scope<'_, 'v> {
         Ok(())
     }
 
-    /// Checks a change to a field of an existing container. `is_element` is set if the field is a list and one of its
-    /// elements changed.
+    /// Checks a change to a field of an existing container. `is_element` is set if a whole element of the field was
+    /// added, removed or changed, and not the field itself or a part of an element.
     fn container_field(
         &mut self,
         place: &str,

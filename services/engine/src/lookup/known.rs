@@ -31,7 +31,7 @@ pub struct KnownObjects {
 }
 
 impl KnownObjects {
-    /// Creates the set from objects and lists of objects. An object without a namespace is treated as both
+    /// Creates the set from objects and lists of objects. An object without a namespace is treated both as
     /// cluster-scoped and as an object in `default_namespace`.
     #[must_use]
     pub fn new<'o>(objects: impl IntoIterator<Item = &'o Value>, default_namespace: &str) -> Self {

@@ -76,7 +76,8 @@ pub struct Wanted {
     pub namespace: Box<str>,
     /// The name of the object's service account. `None` if no profile reads the service account.
     pub service_account: Option<Box<str>>,
-    /// The owners that are known without a lookup. The caller looks up the other owners of the chain.
+    /// The owners that are known without a lookup. The caller looks up the other owners of the chain. `None` if no
+    /// owner has to be looked up.
     pub owners: Option<OwnerChain>,
     /// The declared `lookups` of profiles.
     pub objects: Vec<Query>,
@@ -116,7 +117,7 @@ pub enum OwnerNeeds {
     Nothing,
     /// The API version, kind and name of owners.
     Names,
-    /// The same, and also the labels, annotations or UID. These require a lookup of each owner.
+    /// The data of [`Self::Names`], and also the labels, annotations or UID. These require a lookup of each owner.
     Metadata,
 }
 

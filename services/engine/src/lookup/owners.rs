@@ -97,7 +97,8 @@ impl OwnerReference {
 
 impl OwnerChain {
     /// Creates the chain that is known from the pod alone. If `with_metadata` is set, [`OwnerChain::next`] returns
-    /// every owner. Otherwise, it returns only the owners that must be looked up to complete the chain.
+    /// every owner whose kind can be looked up. Otherwise, it returns only the owners that must be looked up to
+    /// complete the chain.
     pub(crate) fn of_pod(pod: Value<'_>, with_metadata: bool) -> Self {
         let mut chain = Self { owners: Vec::new(), with_metadata };
         let Some(controller) = controller(pod) else { return chain };
@@ -133,7 +134,7 @@ impl OwnerChain {
         let Some(owner) = self.owners.get_mut(place) else { return };
         owner.asked = true;
         let uid = object.as_ref().and_then(|object| object.root().at(&["metadata", "uid"])?.as_str());
-        // An object with the same name but another UID was created later, so it is not the owner.
+        // An object with the same name but a different UID was created later, so it is not the owner.
         if owner.reference.uid.is_some() && uid.is_some() && owner.reference.uid.as_deref() != uid.as_deref() {
             return;
         }
@@ -173,7 +174,8 @@ impl OwnerChain {
 }
 
 /// Returns the name of a pod's workload, if known without a lookup: the Deployment or the CronJob, which stay the same
-/// for later `ReplicaSet`s and Jobs. Otherwise returns the controlling owner or the name of the object.
+/// for later `ReplicaSet`s and Jobs. Otherwise returns the name of the controlling owner. Without one, returns the
+/// `generateName` or the name of the object.
 pub(crate) fn workload(object: Value<'_>) -> Cow<'_, str> {
     if let Some(controller) = controller(object) {
         let name = match deployment_of(object, &controller) {

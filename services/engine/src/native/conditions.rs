@@ -15,9 +15,9 @@ use crate::expression::{Expression, Part, Scope, Source, Text};
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// The name.
+    /// The name of the condition in the policy.
     pub name: String,
-    /// The expression of the API server.
+    /// The CEL expression, which the API server evaluates.
     pub expression: String,
 }
 
@@ -25,7 +25,7 @@ pub struct Condition {
 const TRUTHY: [&str; 6] = ["true", "yes", "y", "on", "enabled", "1"];
 const FALSY: [&str; 6] = ["false", "no", "n", "off", "disabled", "0"];
 
-/// Returns the conditions under which a profile applies to an object, except its own match conditions.
+/// Returns the conditions under which a profile applies to an object, except the match conditions in its spec.
 pub(super) fn conditions(profile: Profile<'_>) -> Result<Vec<Condition>, NotExported> {
     let Profile { compiled, spec, rival, .. } = profile;
     let place = Place::of(spec.target.as_ref().map_or(&[][..], |target| &target.operations));
@@ -111,7 +111,7 @@ fn by_key(key: &RequestKey, place: Place, names: &[String], is_forced: bool) -> 
     }
 }
 
-/// Returns an expression that is true unless a request value is falsy or empty.
+/// Returns an expression that is true unless all comma-separated words of the request value are falsy or empty.
 fn not_declined(key: &RequestKey, value: &str) -> String {
     let falsy = key.falsy.clone().unwrap_or_else(|| FALSY.map(str::to_owned).to_vec());
     let falsy: Vec<_> = falsy.iter().map(|word| word.trim().to_lowercase()).chain([String::new()]).collect();
@@ -187,7 +187,7 @@ pub fn quoted(text: &str) -> String {
     format!("'{escaped}'")
 }
 
-/// Returns strings as a CEL literal.
+/// Returns strings as a CEL list literal.
 pub(super) fn list(words: &[String]) -> String {
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
     format!("[{}]", words.join(", "))
@@ -242,7 +242,8 @@ const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "
 /// The names that the API server defines in its own policies.
 const NATIVE: [&str; 5] = ["object", "oldObject", "request", "namespaceObject", "variables"];
 
-/// The fields that `request` has in the API server's policies. A webhook receives the whole review.
+/// The fields that `request` has in the API server's policies. A webhook receives more fields, because it receives the
+/// whole review.
 const REQUEST: [&str; 12] = [
     "kind",
     "resource",

@@ -7,16 +7,16 @@ use super::conditions::quoted;
 /// The largest integer that every JSON parser reads exactly.
 const MAX_INTEGER: u64 = 1 << 53;
 
-/// A value of a template that the API server computes. In the templates that the engine renders, a string with
-/// [`Slots::text`] stands for it.
+/// Placeholders for the values of a template that the API server computes. In the templates that the engine renders,
+/// [`Slots::text`] stands for such a value.
 pub(super) struct Slots;
 
 impl Slots {
     const OPEN: char = '\u{27e6}';
     const CLOSE: char = '\u{27e7}';
 
-    /// Returns the text for the value with this number. It is not valid in a field with rules for its strings, because
-    /// the API server could not check these rules.
+    /// Returns the placeholder for the value with this number. Fields that restrict their strings reject it. This is
+    /// intended, because the API server could not check the computed value.
     pub(super) fn text(number: usize) -> String {
         format!("{}{number}{}", Self::OPEN, Self::CLOSE)
     }
@@ -26,7 +26,7 @@ impl Slots {
         text.contains([Self::OPEN, Self::CLOSE])
     }
 
-    /// Splits a string into literal strings and numbers of values.
+    /// Splits a string into literal strings (`Ok`) and the numbers of values (`Err`).
     fn split(text: &str) -> Vec<Result<&str, usize>> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -46,7 +46,7 @@ impl Slots {
     }
 }
 
-/// Returns a string as an expression. `value` returns the expression for the value with a number.
+/// Returns a string as an expression. `value` returns the expression for the value with the given number.
 pub(super) fn string(text: &str, value: &dyn Fn(usize) -> String) -> String {
     let parts = Slots::split(text);
     if let [Err(number)] = parts.as_slice() {
@@ -59,7 +59,7 @@ pub(super) fn string(text: &str, value: &dyn Fn(usize) -> String) -> String {
     parts.collect::<Vec<_>>().join(" + ")
 }
 
-/// Returns the numbers of the values that are a whole string, so that their type matters.
+/// Collects the numbers of the values that make up a whole string. Their results keep their types.
 pub(super) fn whole_strings(json: &Value, numbers: &mut Vec<usize>) {
     match json {
         Value::String(text) => {
@@ -90,7 +90,7 @@ pub(super) fn fill(json: &mut Value) {
 /// requires one type for all of them.
 ///
 /// # Errors
-/// The value contains a number that is not an integer, or a large one.
+/// The value contains a number that is not an integer, or an integer beyond [`MAX_INTEGER`].
 pub(super) fn json(json: &Value, value: &dyn Fn(usize) -> String) -> Result<String, String> {
     Ok(match json {
         Value::Null => "null".to_owned(),

@@ -30,7 +30,7 @@ pub enum PolicyScope {
 /// A part of a profile that Kubernetes' own policies cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotExported {
-    /// The field: `spec.validations[0]`.
+    /// The path of the field, such as `spec.validations[0]`.
     pub path: String,
     /// The reason, without a full stop.
     pub why: String,
@@ -61,7 +61,7 @@ pub struct Profile<'p> {
 /// The parts that all mutations and validations of a profile's policies share.
 #[derive(Clone, Debug)]
 pub struct Common {
-    /// The match conditions.
+    /// The match conditions of the policies.
     pub conditions: Vec<Condition>,
     /// Conditions that use variables or the namespace, which the API server's match conditions do not support. Each
     /// becomes a variable, and a validation applies only if all of these are true.

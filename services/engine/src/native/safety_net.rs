@@ -1,8 +1,9 @@
 //! The safety net: converts the additions of cluster profiles to the mutations of one `MutatingAdmissionPolicy`.
 //!
-//! The API server evaluates the policy before it calls the webhook. So the policy is a first pass of the engine: it adds
-//! the same parts as the engine, and writes the same entries into the injection record, marked with `by: policy`. While
-//! replicas answer, the webhook first undoes the marked entries. While no replica answers, the pod keeps them.
+//! The API server evaluates the policy before it calls the webhook. So the policy acts like a first pass of the engine:
+//! it adds the same parts as the engine, and writes the same entries into the injection record, marked with
+//! `by: policy`. While replicas answer, the webhook first undoes the marked entries. While no replica answers, pods
+//! keep the additions.
 //!
 //! All profiles are in one policy, because API servers evaluate several policies in no defined order. Each profile has
 //! one mutation. The mutations have the order of the profiles, and an error in one does not affect the others. A
@@ -68,10 +69,10 @@ pub struct Covered {
     pub revision: Box<str>,
     /// The variables that the mutation uses: names and expressions. Their names are unique in the policy.
     pub variables: Vec<(String, String)>,
-    /// The expression of the mutation: a JSON patch.
+    /// The expression of the mutation, which computes a JSON patch.
     pub mutation: String,
-    /// A pod with the additions, for a dry run. Computed strings are examples. An API server rejects every pod for which a
-    /// policy adds a field that it does not know, so it must accept this pod first.
+    /// A pod with the additions, for a dry run. Computed strings are examples. An API server rejects every pod for
+    /// which a policy adds a field that it does not know, so it must accept this pod first.
     pub sample: Value,
 }
 
@@ -84,8 +85,8 @@ pub struct SafetyNet {
     pub uncovered: Vec<(ProfileName, NotExported)>,
 }
 
-/// Converts profiles for the policy. `all` contains all profiles of the cluster, because the effect of a request depends
-/// on them.
+/// Converts profiles for the policy. `all` contains all profiles of the cluster, because the effect of a request
+/// depends on them.
 pub fn safety_net<'p>(
     candidates: impl IntoIterator<Item = Candidate<'p>>,
     all: &ProfileSet,
@@ -168,7 +169,7 @@ struct Conversion {
     revision: String,
     variables: Vec<(String, String)>,
     additions: Vec<(String, Addition)>,
-    /// The number of elements at the start of each list.
+    /// The number of elements that the profile inserts at the start of each list.
     firsts: Vec<(ElementList, usize)>,
     mutation: String,
     sample: Value,
@@ -235,7 +236,8 @@ fn convert(
         used.extend(expressions.check(source).map_err(|why| NotExported::new(path, why))?);
     }
     let excluded: BTreeSet<_> = others()
-        // A namespace's profile of the same name replaces the cluster profile in requests by name.
+        // In the excluded namespaces, a namespaced profile may be applied instead: it has the same request key or the
+        // same name, or it extends the profile.
         .filter(|other| {
             shares_key(other)
                 || other.name().name == compiled.name().name
@@ -430,7 +432,7 @@ impl Template<'_, '_> {
 
 /// The additions of a profile, rendered by the engine.
 struct Rendering {
-    /// The additions with their pointers in the record, in its order.
+    /// The additions with their pointers in the record, in the order of the record.
     additions: Vec<(String, Addition)>,
     refuses_windows: bool,
     /// Volumes that the added containers mount, and that the pod must have.
@@ -451,7 +453,7 @@ impl Rendering {
         self.elements().filter(|(list, ..)| *list != ElementList::Volumes).map(|(_, name, value)| (name, value))
     }
 
-    /// Returns the number of elements at the start of a list.
+    /// Returns the number of elements that the profile inserts at the start of a list.
     fn firsts(&self, wanted: ElementList) -> usize {
         let is_it = |addition: &&(String, Addition)| matches!(&addition.1, Addition::Element { list, is_first: true, .. } if *list == wanted);
         self.additions.iter().filter(is_it).count()
@@ -540,7 +542,7 @@ fn read_rendering(pod: &Value, written: &Value, refuses_windows: bool) -> Result
     Ok(rendering)
 }
 
-/// Returns a pod with examples for computed strings.
+/// Returns the pod with examples in place of computed strings. Its metadata contains only labels and annotations.
 fn sample(pod: &Value) -> Value {
     let mut pod = pod.clone();
     literal::fill(&mut pod);
@@ -605,8 +607,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// The mutation ignores pods that pin a revision of the profile, because it has only the active one. It also
-    /// ignores opt-outs with a revision.
+    /// Adds conditions that exclude pods whose profile requests or opt-outs name a revision of the profile. The
+    /// mutation cannot add a pinned revision, because it has only the active one.
     fn pins(&mut self, name: &str) {
         let pins =
             [format!("{name}@"), format!("-{name}@")].map(|pin| format!("w.trim().startsWith({})", quoted(&pin)));
@@ -635,7 +637,7 @@ impl Writer {
         }
         for index in 0..slots {
             let value = format!("variables.{}", slot(self.number, index));
-            // The engine also converts other values to strings, such as lists.
+            // The engine can also convert other values to strings, such as lists. The mutation then does nothing.
             self.conditions.push(if whole.contains(&index) {
                 format!("type({value}) == string")
             } else {
@@ -649,13 +651,13 @@ impl Writer {
         for name in &rendering.foreign_volumes {
             self.conditions.push(format!("object.spec.?volumes.orValue([]).exists(v, v.name == {})", quoted(name)));
         }
-        // The engine raises the pod's own resources by those of the added containers.
+        // The engine raises the pod's own resources by those of the added containers. The mutation cannot do this.
         if rendering.containers().any(|(_, container)| container.get("resources").is_some()) {
             self.conditions.push("!has(object.spec.resources)".to_owned());
         }
     }
 
-    /// Returns the expression of the mutation.
+    /// Returns the expression of the mutation, and adds the variables that it uses.
     fn mutation(
         &mut self,
         rendering: &Rendering,

@@ -21,7 +21,7 @@ use default::Default;
 
 pub(crate) use resolve::{Invalid, Metadata, NO_VALUES, Resolved, Sources, Values, resolve};
 
-/// The message for a parameter with an `empty` that has no effect.
+/// The message for a parameter whose field `empty` has no effect.
 const EMPTY_OF_A_KEY: &str = "empty requires a single annotation or label";
 
 /// A compiled parameter.

@@ -15,7 +15,7 @@ use crate::lookup::{Answer, Declared, LookedUp};
 /// The maximum number of annotations collected for one prefix.
 const MAX_GATHERED: usize = 256;
 
-/// The number of labels or annotations that the search for a key passes in one step.
+/// The number of labels or annotations that are searched for a key per step of the budget.
 const LOOKUP_ENTRIES: usize = 4;
 
 /// The labels and annotations of an object that may set parameters.
@@ -52,7 +52,7 @@ pub(crate) struct Invalid {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Resolved {
     /// The value. `None` if no source set one, so that the default applies. An error if a source could not be looked
-    /// up.
+    /// up, or if the budget does not suffice.
     pub(crate) value: Result<Option<Json>, EvaluationError>,
     /// Messages about values that were clamped to the range.
     pub(crate) moved: Vec<Box<str>>,

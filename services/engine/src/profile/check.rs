@@ -192,7 +192,8 @@ fn check_restart_policy(list: &str, container: &Element<'_>, diagnostics: &mut V
     }
 }
 
-/// Checks that a volume has exactly one source. Sources that `$when` or an expression may leave out are not counted.
+/// Reports a volume that has more than one unconditional source, or a whole volume that has no source at all. A source
+/// is conditional if `$when` or an expression may leave it out.
 fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     let sources = || entries(volume.fields).filter(|(name, _)| *name != "name");
     let may_be_left_out = |source: &Json| is_computed(source) || source.get("$when").is_some();
@@ -206,7 +207,8 @@ fn check_source(volume: &Element<'_>, diagnostics: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Checks the keyed lists of a container.
+/// Checks the environment variables, ports and mounts of a container: their required fields, unique keys and port
+/// numbers.
 fn check_lists(path: &str, container: &Map<String, Json>, diagnostics: &mut Vec<Diagnostic>) {
     for (list, keys, unique) in [
         ("env", &["name"][..], Some("name")),

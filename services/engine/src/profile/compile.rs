@@ -230,7 +230,8 @@ fn check_patches_target(spec: &ProfileSpec, target: &Target, diagnostics: &mut V
     }
 }
 
-/// Checks that a profile changes or validates objects, or exists only to be extended.
+/// Checks that a profile changes or validates objects, or exists only to be extended. Also checks that its template is
+/// not empty.
 fn check_has_effect(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let is_empty = |template: &Json| template.as_object().is_some_and(Map::is_empty);
     let says_nothing = spec.template.is_none() && spec.container_patches.is_empty() && spec.validations.is_empty();

@@ -53,7 +53,7 @@ pub(super) fn literal(value: &Json) -> Option<String> {
     }
 }
 
-/// Whether a value contains an expression.
+/// Whether a value is a string with an expression. Also true for a string that cannot be parsed.
 pub(super) fn is_computed(value: &Json) -> bool {
     value_of(value).as_str().is_some_and(|text| !matches!(Text::parse(text), Ok(Text::Literal(_))))
 }

@@ -81,7 +81,8 @@ struct Ancestor<'p> {
 /// Merges a profile with all profiles that it extends.
 ///
 /// # Errors
-/// The chain is invalid, or a namespaced profile changes inherited fields that it must not change.
+/// The chain is invalid, a namespaced profile changes inherited fields that it must not change, or the merged profile
+/// has too many parts.
 pub(super) fn flatten(
     name: &ProfileName,
     spec: &ProfileSpec,

@@ -88,7 +88,8 @@ impl FlattenedProfile {
     /// Reads a stored revision.
     ///
     /// # Errors
-    /// This version cannot parse the revision, the revision belongs to another profile, or its hash does not match.
+    /// This version cannot parse the revision, the revision belongs to another profile, its limits are invalid for the
+    /// profile's scope, or its hash does not match.
     pub(super) fn from_revision(name: &ProfileName, revision: &RevisionSpec) -> Result<Self, Diagnostic> {
         if *revision.profile != *name.name {
             return Err(Diagnostic::new("spec.profile", format!("the revision belongs to {:?}", revision.profile)));
@@ -148,9 +149,8 @@ impl FlattenedProfile {
     }
 }
 
-/// Hashes a spec without the fields in [`UNHASHED`], and with sorted object keys. If the profile extends others, its
-/// limits are included.
-/// `None` if `text` is not a JSON object.
+/// Hashes a spec without the fields in [`UNHASHED`], and with sorted object keys. If the profile extends others, the
+/// hash includes its limits, its ancestors and the names in `set`. `None` if `text` is not a JSON object.
 fn hash(text: &str, limits: Limits, ancestors: &[Box<str>], set: &[String]) -> Option<Box<str>> {
     // Parse the spec as a stored revision is parsed, because parsing may change numbers.
     let mut json: Json = serde_json::from_str(text).ok()?;
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(revision(&text(1)), revision(&text(100)));
         assert_eq!(revision(&text(1)), revision(&ProfileSpec { rollout: None, ..text(1) }));
 
-        // A tenant who writes the same spec without `extends` gets the limits for tenants and another revision.
+        // A tenant who writes the same spec without `extends` gets the limits for tenants and a different revision.
         let name = ProfileName::namespaced("shop", "child");
         let inherited = ProfileSource::Author(&child("debug"), &library()).flatten(&name).unwrap();
         let own = ProfileSource::Author(&inherited.spec, &library()).flatten(&name).unwrap();
@@ -350,7 +350,7 @@ mod tests {
             let [diagnostic] = ProfileSource::Revision(&forged).compile(&name).unwrap_err().try_into().unwrap();
             assert!(diagnostic.message.contains("the hash of its content is"), "{diagnostic}");
         }
-        // A newer version may serialize the fields in another order. This does not change the revision.
+        // A newer version may serialize the fields in a different order. This does not change the revision.
         let Json::Object(fields) = serde_json::from_str(&kept.text).unwrap() else { panic!() };
         let text = Json::Object(fields.into_iter().rev().collect()).to_string();
         assert_ne!(text, kept.text);

@@ -254,7 +254,7 @@ impl CompiledProfile {
         self.has_template && self.activation != Activation::Never
     }
 
-    /// Whether the profile can deny objects.
+    /// Whether the profile has validations that apply to objects. A profile with `activation: Never` is only extended.
     #[must_use]
     pub fn validates(&self) -> bool {
         !self.validations.is_empty() && self.activation != Activation::Never

@@ -346,7 +346,7 @@ fn is_reason(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Compiles the container patches.
+/// Compiles the container patches. Reports errors, and leaves out invalid patches.
 pub(super) fn compile_container_patches(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[ContainerPatch]> {
     let mut names = HashMap::new();
     let mut patches = Vec::with_capacity(spec.container_patches.len());

@@ -42,7 +42,7 @@ pub struct ProfileReview {
 pub struct KnownParents {
     texts: BTreeMap<String, Option<ProfileSpec>>,
     names: Vec<String>,
-    /// Whether a lookup of a parent failed.
+    /// Whether a lookup of a parent failed, or a parent could not be parsed.
     uncertain: bool,
 }
 
@@ -139,7 +139,8 @@ impl ProfileReview {
         None
     }
 
-    /// Returns the warnings for the author. There are none if the profile is valid or the lookup of a parent failed.
+    /// Returns the warnings for the author. There are none if the profile is valid, or if a parent could not be looked
+    /// up or parsed.
     #[must_use]
     pub fn warnings(&self, known: &KnownParents) -> Vec<String> {
         let diagnostics = match &self.spec {

@@ -170,7 +170,7 @@ pub(super) fn check_extension(own: &ProfileSpec, inherited: &ProfileSpec, diagno
         let path = format!("spec.parameters[{index}]");
         match inherited.parameters.iter().find(|other| other.name == parameter.name) {
             Some(other) => check_parameter(&path, parameter, other, diagnostics),
-            // A profile without its own template cannot use a new parameter.
+            // A profile that only extends another one has no expressions that could read a new parameter.
             None if only_extends => diagnostics.push(unknown_parameter(&path, &parameter.name, inherited)),
             None => {}
         }

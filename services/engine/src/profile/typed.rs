@@ -161,7 +161,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Checks the rules of Kubernetes about several fields: exactly one handler, and no request above its limit.
+    /// Checks the rules of Kubernetes about several fields: a probe or hook must not have several handlers, and no
+    /// request may exceed its limit.
     fn check_combinations(&mut self, of: &str, fields: &Map<String, Json>) {
         let is_certain = |name: &&str| fields.get(*name).is_some_and(|value| value.get("$when").is_none());
         if let Some(known) = handlers(of) {

@@ -41,7 +41,7 @@ pub(super) struct OriginalObject {
     /// The record of earlier passes, without the entries in `policy`.
     pub(super) record: FoundRecord,
     /// The record of the safety net's admission policy, which the API server evaluates before it calls the webhook for
-    /// a new pod. The webhook undoes these changes, and decides as if the policy did not exist.
+    /// a new pod. The webhook undoes these changes, and makes its decision as if the policy did not exist.
     pub(super) policy: Option<Record>,
     /// The object without the changes in the record. `None` if there is no genuine record.
     restored: Option<OwnedTape>,
@@ -92,7 +92,7 @@ impl<'r> ReviewContext<'r> {
         Self::with_object(review, endpoint, snapshot, facts, (action, review.object(action)?))
     }
 
-    /// Like [`Self::new`], with the operation and the object of the review, which the caller has read.
+    /// Like [`Self::new`], with the action and the object of the review, which the caller has read.
     fn with_object(
         review: &'r Review<'r>,
         endpoint: Endpoint,
@@ -116,7 +116,7 @@ impl<'r> ReviewContext<'r> {
         schema::of(self.action.group, self.action.resource)
     }
 
-    /// Restores the original object.
+    /// Returns the original object, and the injection record that is found in the object.
     pub(super) fn original(&self) -> Result<OriginalObject, Malformed> {
         let record = if self.changes_stored_record() {
             FoundRecord::None
@@ -132,7 +132,7 @@ impl<'r> ReviewContext<'r> {
         Ok(OriginalObject { record, policy, restored })
     }
 
-    /// Whether the update of a stored object changes its record. Such a record is ignored, because everyone who may
+    /// Whether the update of a stored object changes its record. Such a record is ignored, because any client that may
     /// update a stored object may also change its annotations.
     fn changes_stored_record(&self) -> bool {
         if self.action.phase != Phase::Validate || self.action.operation != Operation::Update {
@@ -168,8 +168,8 @@ impl<'r> ReviewContext<'r> {
 
     /// Returns the profiles for the namespace, each at the revision that applies to the object.
     pub(super) fn candidates(&self, original: &OriginalObject) -> Arc<Candidates> {
-        // The revisions in the record apply only to the request that creates the object. Later requests use the active
-        // revisions.
+        // The validating path uses the revisions in the record only for the request that creates the object. For later
+        // requests, it uses the active revisions.
         let is_recorded = self.action.phase == Phase::Mutate || self.action.operation == Operation::Create;
         let record = original.record.genuine().filter(|_| is_recorded);
         let target = self.target(original, record);

@@ -1,9 +1,8 @@
 //! Decides a review on the validating path: evaluates the validations of the selected profiles.
 //!
-//! On both paths, profiles are selected and configured using the original object, so both paths select the same
-//! profiles. The validations then check the object as it will be stored, including all injected changes. Each failed
-//! validation becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are
-//! rendered.
+//! On both paths, profiles are selected and configured using the original object, so that the selections agree. The
+//! validations then check the object as it will be stored, including all injected changes. Each failed validation
+//! becomes a [`ValidationDecision`], from which the denial, the warnings and the audit annotations are rendered.
 
 use std::sync::Arc;
 

@@ -35,7 +35,8 @@ pub(crate) struct Staging {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) profile: Arc<CompiledProfile>,
-    /// Shared by both revisions of a profile in a rollout.
+    /// The rollout, which both active revisions of the profile share. `None` if the profile has only one active
+    /// revision.
     pub(crate) staging: Option<Arc<Staging>>,
     pub(crate) is_promoted: bool,
     pub(crate) kept: Arc<[Box<str>]>,
@@ -181,7 +182,7 @@ impl Index {
     }
 
     /// Finds a profile by its name, or by namespace and name. Returns the newest active revision, and the promoted one
-    /// if it is another revision.
+    /// if it is a different revision.
     pub(crate) fn by_name(&self, name: &str) -> [Option<Place>; 2] {
         let promoted = if self.promoted.is_empty() { None } else { self.promoted.get(name) };
         [self.names.get(name).copied(), promoted.copied()]
@@ -285,7 +286,7 @@ pub(crate) struct Choice {
     pub(crate) unchosen: Vec<Place>,
     /// Pinned revisions that are not active, and the position that each of them takes.
     pub(crate) pinned: Vec<(Place, Arc<CompiledProfile>)>,
-    /// Values `name@digits` whose revision does not exist.
+    /// Values `name@digits` that do not identify exactly one available revision.
     pub(crate) unknown: Vec<Box<str>>,
     pub(crate) notices: Vec<Notice>,
 }
@@ -371,7 +372,7 @@ impl Candidates {
         self.choice.pinned.iter().map(|(_, pinned)| pinned)
     }
 
-    /// Returns the same candidates with another choice of revisions.
+    /// Returns the same candidates with a different choice of revisions.
     pub(crate) fn with_choice(&self, choice: Choice) -> Self {
         Self {
             cluster: Arc::clone(&self.cluster),

@@ -52,7 +52,7 @@ impl Selected<'_> {
 
 /// The result of selection.
 pub(crate) struct Selection<'v> {
-    /// The requested profiles, in their order.
+    /// The requested profiles, in the order in which they are applied.
     pub(crate) profiles: Vec<Selected<'v>>,
     pub(crate) notices: Vec<Notice>,
     /// The reason and the details, if an unknown value in a request denies the object.

@@ -117,7 +117,7 @@ fn read(candidates: &Candidates, action: Action<'_>, failure_mode: FailureMode, 
 
 struct Reader<'c, 'p> {
     candidates: &'c Candidates,
-    /// The number of profiles with `activation: Always`, which are the first places.
+    /// The number of profiles with `activation: Always`. They are the first ones in the list of requested profiles.
     always: usize,
     action: Action<'c>,
     failure_mode: FailureMode,

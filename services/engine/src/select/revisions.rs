@@ -41,7 +41,7 @@ pub(crate) struct TargetObject<'s> {
     pub(crate) namespace: &'s NamespaceMetadata,
     /// The original object, without injected changes.
     pub(crate) object: Value<'s>,
-    /// The record of an earlier pass over the same request.
+    /// The record of an earlier pass for the same object.
     pub(crate) record: Option<&'s Record>,
 }
 
@@ -110,8 +110,8 @@ fn pin(word: &str) -> Option<(&str, &str, &str)> {
     (!name.starts_with('-')).then_some((word, name, digits))
 }
 
-/// Whether the workload of a pod is in the share of `percent` of all workloads, so that new pods get the newest revision
-/// of the profile with this display name while a rollout lasts. Needs only the pod's `metadata`.
+/// Whether the workload of a pod is in the share of `percent` of all workloads, so that new pods get the newest
+/// revision of the profile with this display name while a rollout lasts. Needs only the pod's `metadata`.
 #[must_use]
 pub fn is_in_share(percent: u8, profile: &str, namespace: &str, pod: Value<'_>) -> bool {
     is_among(percent, profile, namespace, &workload(pod))
@@ -158,8 +158,8 @@ impl<'c> Chooser<'c, '_> {
         }
     }
 
-    /// Resolves an entry `name@digits` to a pin. `None` if the profile cannot be pinned or has no such revision. This
-    /// is reported to the author.
+    /// Resolves an entry `name@digits` to a pin. `None` if the profile cannot be pinned, or if the digits do not
+    /// identify exactly one of its revisions. This is reported to the author.
     fn pinned(&mut self, word: &'c str, name: &str, digits: &str) -> Option<Pin<'c>> {
         let mut places = self.candidates.places_of(name).peekable();
         // Unknown names are reported like other unknown values.

@@ -262,7 +262,7 @@ fn forbidden_opt_out_cannot_be_bypassed() {
     for value in ["true", "false", "", "bogus"] {
         assert_eq!(case.applied(&json!({}), &json!({KEY: value})), ["agent"], "{value:?}");
     }
-    // A tenant cannot replace the profile with another one that has the same name or key.
+    // A tenant cannot replace the profile with a profile of the namespace that has the same name or key.
     let shadow = || profile("team-a/agent", json!({"activation": "Requested", "requestedBy": {"annotation": KEY}}));
     for asks in [(KEY, "true"), (KEY, "agent"), ("pillion.dev/profiles", "agent")] {
         let case = Case::new([forced(), shadow()]).namespace(&[asks]);

@@ -400,7 +400,7 @@ impl RevisionCache {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles a revision object and caches the result. `None` if the object contains another revision or does not
+    /// Compiles a revision object and caches the result. `None` if the object contains a different revision or does not
     /// compile.
     fn compile(&self, profile: &ProfileName, revision: &str, object: &OwnedTape) -> Option<Arc<CompiledProfile>> {
         let RevisionObject { spec } = serde_json::from_str(object.root().raw()).ok()?;

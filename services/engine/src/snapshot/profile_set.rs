@@ -57,8 +57,8 @@ impl From<Arc<CompiledProfile>> for Served {
     }
 }
 
-/// All compiled profiles of a cluster. Cluster profiles come first. Within a namespace, profiles are sorted by `order`,
-/// then by name.
+/// All compiled profiles of a cluster: cluster profiles first, then those of each namespace. The cluster profiles, and
+/// those of each namespace, are sorted by `order`, then by name.
 #[derive(Clone, Debug, Default)]
 pub struct ProfileSet {
     all: Vec<Entry>,

@@ -74,7 +74,7 @@ pub fn profile_yaml(bytes: &[u8]) {
 ///
 /// # Panics
 /// Panics if the patch cannot be applied. Also panics if a second pass changes the object, unless the profile has
-/// expressions or directives that may contradict each other.
+/// container patches, or expressions or directives that may contradict each other.
 pub fn profile_and_pod(bytes: &[u8]) {
     let Some((spec, pod)) = std::str::from_utf8(bytes).ok().and_then(|text| text.split_once(SEPARATOR)) else { return };
     let (Ok(mut spec), Ok(pod)) = (serde_json::from_str::<Json>(spec), serde_json::from_str::<Json>(pod)) else {
@@ -210,7 +210,7 @@ pub fn review(pod: &Json) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Decides the review in `body`, and returns the decision and the response. `None` if `body` is not a review.
+/// Returns the decision for the review in `body`, and the response. `None` if `body` is not a review.
 fn decide(
     body: &[u8],
     snapshot: &Snapshot,

@@ -140,7 +140,8 @@ impl Claims {
             if found != expected {
                 return Some(format!("{} is {found:?}, but the platform set {expected:?}", path.join("/")));
             }
-            // If several elements have the same key, Kubernetes uses the last one.
+            // A second element with the same key could override the claimed value: Kubernetes uses the last of several
+            // environment variables with the same name.
             for end in 1..path.len() {
                 let Some(field) = path.get(end - 1).and_then(|name| key_field(name)) else { continue };
                 let count = |object: &Json| {

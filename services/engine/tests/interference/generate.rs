@@ -97,7 +97,7 @@ impl Profiles {
 }
 
 impl Case {
-    /// Returns a minimal version of the object.
+    /// Returns the object, a pod, with minimal metadata and a single container.
     pub(super) fn bare(&self) -> Json {
         let mut bare = self.object.clone();
         bare["metadata"] = json!({"name": "web", "labels": {"go": "y"}});

@@ -97,8 +97,8 @@ fn is(entry: &Value<'_>, field: &str, text: &str, meter: &mut Meter) -> Result<b
     Ok(entry.member(field, meter)?.is_some_and(|value| value.as_str() == Some(text)))
 }
 
-/// Returns the port number for a number or a name. `None` if it is neither a number nor the name of a port of the
-/// container.
+/// Returns the port number for a number, for the name of a port of the container, or for a string that contains a
+/// number. `None` for any other value.
 fn number_of(call: &mut Call<'_, '_>, container: usize, port: &Value<'_>) -> Result<Option<i64>, EvaluationError> {
     Ok(match port {
         Value::Int(number) => Some(*number),

@@ -17,9 +17,9 @@ pub(super) const FUNCTIONS: &[Function] = &[
     global("regex.replace(text, pattern, replacement)", replace).with_pattern(1),
 ];
 
-/// The cost of compiling a computed pattern: a fixed number of steps, plus one step for each of this number of bytes of
-/// its memory. Literal patterns are compiled together with their expression. The memory is known only after compiling,
-/// but [`COMPUTED_SIZE`] limits it.
+/// The cost of compiling a computed pattern: the fixed number of steps, and the number of bytes of the pattern's memory
+/// that cost one more step. Literal patterns are compiled together with their expression. The memory is known only
+/// after compiling, but [`COMPUTED_SIZE`] limits it.
 const COMPILING: (usize, usize) = (10_000, 32);
 
 /// Returns the pattern of a call. Compiles a computed pattern, unless the meter has cached it.

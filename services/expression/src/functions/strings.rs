@@ -105,7 +105,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 ];
 
 impl Call<'_, '_> {
-    /// Charges the meter for searching a string in another one.
+    /// Charges the meter for searching the first argument for the second one.
     fn charge_search(&mut self) -> Result<(), EvaluationError> {
         let length = self.value(0).length() + self.value(1).length();
         self.meter.charge(length / 8)

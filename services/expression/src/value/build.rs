@@ -25,7 +25,7 @@ pub struct MapBuilder<'v> {
     depth: u8,
 }
 
-/// Builds a string. Writing more bytes than were charged is a [`fmt::Error`].
+/// Builds a string. With [`fmt::Write`], writing more bytes than were charged is a [`fmt::Error`].
 #[derive(Debug)]
 pub(crate) struct TextBuilder {
     text: String,
@@ -277,7 +277,7 @@ impl<'v> Value<'v> {
     /// Converts a value in a tape. Objects, lists and strings without escapes are borrowed.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the copy of a string with escapes, or the parsing of a long number.
+    /// Fails if the meter's budget is too small for copying a string with escapes, or for parsing a long number.
     #[inline]
     pub fn read(value: json::Value<'v>, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(match value.kind() {

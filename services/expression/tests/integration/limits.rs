@@ -38,7 +38,7 @@ fn rejects_sources_that_could_exhaust_stack() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // This source has the maximum length, so another limit must reject it.
+        // This source has the maximum length, so it must be rejected because of a different limit.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");

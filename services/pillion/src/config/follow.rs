@@ -71,7 +71,7 @@ pub(crate) fn register(registry: &mut Registry, file: Option<&ConfigFile>) {
 /// The receivers of a new policy.
 #[derive(Clone, Debug)]
 pub(crate) struct ReloadTargets {
-    /// The policy with which requests are decided.
+    /// The policy that the webhook applies to requests.
     pub(crate) policy: Arc<ArcSwap<Policy>>,
     pub(crate) controls: Controls,
 }
@@ -100,7 +100,7 @@ pub(crate) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Creates the reloader of the file that the process was started with.
+    /// Creates the reloader for the policy file with which the process was started.
     pub(crate) fn new(file: PathBuf, overrides: Overrides, started: &WebhookPolicy, targets: ReloadTargets) -> Self {
         let started = started.to_value();
         let active = started.clone();

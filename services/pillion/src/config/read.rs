@@ -184,7 +184,7 @@ fn with_flags<P: PolicyFile>(
 }
 
 /// Returns the only document of a file, with a valid header. An empty file is an error, and not a file with only
-/// defaults: it may be truncated, or still being written.
+/// defaults: the file may have been truncated, or may not be completely written yet.
 fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     let expected_header = [("apiVersion", API_VERSION), ("kind", kind)];
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;

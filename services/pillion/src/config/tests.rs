@@ -25,7 +25,7 @@ fn missing_keys_have_defaults() {
     assert_eq!(policy.decision_policy().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
     let requests = policy.request_settings();
     assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
-    // Lookups must use the changed request timeout too; otherwise a longer timeout would have no effect on them.
+    // The timeout of a lookup must follow the changed `lookupTimeout`; otherwise a longer one would have no effect.
     assert_eq!((requests.lookup_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()), (1200, 1000));
     assert_eq!(policy.server_settings().max_age, None);
     assert_eq!(policy.logs.level, "debug");

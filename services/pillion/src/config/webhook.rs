@@ -339,12 +339,13 @@ impl WebhookPolicy {
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
         let Lookups { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.lookups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);
-        // A little less than the request's own timeout, so that the request receives the result of each lookup.
+        // A little less than the time for which a request waits for its lookups, so that the request receives each
+        // result.
         let answer_limit = self.requests.lookup_timeout.0 * 5 / 6;
         LookupSettings { answer_limit, fresh_for: fresh_for.0, stale_for: stale_for.0, memory, a_second_per_client }
     }
 
-    /// Returns the policy for deciding requests.
+    /// Returns the policy that the webhook applies to requests.
     ///
     /// # Errors
     /// The cluster facts exceed the limits for JSON values.

@@ -139,7 +139,7 @@ async fn count_cluster(
     Ok(())
 }
 
-/// Whether a pod has an injection record. Most pods have none, and this check is cheaper than reading one.
+/// Whether a pod has an injection record. Most pods have none, and this check is cheaper than parsing the pod.
 fn is_recorded(pod: &DynamicObject) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(INJECTED_ANNOTATION))
 }

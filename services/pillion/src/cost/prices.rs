@@ -10,7 +10,7 @@ use crate::load::{Problem, typed, yaml};
 /// The hours of a month: 365 days / 12.
 pub(super) const HOURS_PER_MONTH: f64 = 730.0;
 
-/// The largest price, so that no sum overflows.
+/// The largest valid price. It prevents overflows of the sums.
 const MAX_PRICE: f64 = 1e9;
 
 /// The bytes of a GiB.
@@ -68,7 +68,7 @@ impl Prices {
         Ok(prices)
     }
 
-    /// Returns the price of a month, for these cores and bytes.
+    /// Returns the price of `cores` CPU cores and `bytes` of memory for one month.
     pub(super) fn monthly(&self, cores: f64, bytes: f64) -> f64 {
         HOURS_PER_MONTH * cores.mul_add(self.cpu_core_hour, bytes / GIB * self.memory_gib_hour)
     }

@@ -38,7 +38,8 @@ impl Dimension {
         }
     }
 
-    /// Returns the label of metrics. As in the controller's metrics, `namespace` is the label of the scraped target.
+    /// Returns the label of the dimension in metrics. As in the controller's metrics, a namespace has the label
+    /// `tenant`, because `namespace` is a label of the scraped target.
     const fn label(self) -> &'static str {
         match self {
             Self::Namespace => "tenant",
@@ -47,7 +48,7 @@ impl Dimension {
     }
 }
 
-/// What injection adds.
+/// The added containers, summed up in the rows of a table.
 #[derive(Debug)]
 pub(super) struct Report {
     /// The dimensions of a row, each one once.
@@ -61,10 +62,10 @@ pub(super) struct Report {
 /// The sums of some containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
-    /// The pods with such a container.
+    /// The number of pods with at least one of the containers.
     pods: u64,
     containers: u64,
-    /// The containers that lack a request of CPU or memory.
+    /// The number of containers that lack a request of CPU or memory.
     without_requests: u64,
     cpu: Amounts,
     memory: Amounts,
@@ -108,7 +109,7 @@ impl Report {
         self.rows.is_empty()
     }
 
-    /// Returns the rows, most expensive first. Without prices, CPU comes before memory.
+    /// Returns the rows, most expensive first. Without prices, compares the CPU first, and then the memory.
     fn sorted(&self) -> Vec<(&Vec<Box<str>>, &Sums)> {
         let mut rows: Vec<_> = self.rows.iter().collect();
         // The sort is stable, so equal rows remain in the order of their names.

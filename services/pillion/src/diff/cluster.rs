@@ -125,7 +125,7 @@ async fn changed(client: &Client, before: &Snapshot, paths: &[PathBuf]) -> Resul
     Ok(ProfileSet::after(before.profiles(), all))
 }
 
-/// Returns the specs of all profiles in the cluster.
+/// Returns the specs of all profiles in the cluster, except specs that cannot be parsed.
 async fn stored(client: &Client) -> anyhow::Result<BTreeMap<ProfileName, ProfileSpec>> {
     let mut stored = BTreeMap::new();
     for resource in [ApiResource::erase::<ClusterInjectionProfile>(&()), ApiResource::erase::<InjectionProfile>(&())] {
@@ -154,6 +154,7 @@ impl Parents for Library {
 }
 
 /// Returns one selected pod of each workload in its original form, and the number of the workload's selected pods.
+/// Ignores terminated pods and pods that are being deleted.
 async fn pods(
     client: &Client,
     namespace: &str,

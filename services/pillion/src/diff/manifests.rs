@@ -43,7 +43,7 @@ pub(super) fn compare(args: &DiffArgs) -> Result<Vec<Compared>, LoadError> {
         .into());
     }
     let against = if args.against.is_empty() { &args.profiles } else { &args.against };
-    // A pull request may add the first profile.
+    // An empty folder is valid here, because a pull request may add the first profile.
     let against: Vec<_> = against.iter().filter(|path| !is_empty_folder(path)).cloned().collect();
     let (old_cluster, new_cluster) = (simulated(args, &against)?, simulated(args, &args.profiles)?);
     let new = read(&args.files)?;

@@ -11,7 +11,7 @@ const MAX_BYTES: usize = 60_000;
 /// The maximum length of the table, in bytes, so that the first diffs have space.
 const MAX_TABLE_BYTES: usize = 20_000;
 
-/// The space that is kept for the last line, which says what was left out.
+/// The number of bytes reserved for the last line, which states how many diffs and rows were left out.
 const HINT_BYTES: usize = 300;
 
 /// Returns the report.
@@ -57,7 +57,7 @@ fn code(text: &str) -> String {
     format!("`{cell}`")
 }
 
-/// Escapes a string for HTML, and the characters that are Markdown in it.
+/// Escapes the characters of a string that have a meaning in HTML or Markdown.
 fn html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {

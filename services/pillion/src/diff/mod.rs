@@ -118,7 +118,7 @@ pub(crate) fn run(args: DiffArgs) -> anyhow::Result<Exit> {
     Ok(Exit::findings(compared.iter().any(Compared::differs)))
 }
 
-/// A pod of a workload, with the engine's results for the old and for the new profiles.
+/// A pod of a workload, with the engine's results in the old and in the new state.
 #[derive(Clone, Debug)]
 struct Compared {
     /// The workload: `Deployment shop/web`.
@@ -129,7 +129,8 @@ struct Compared {
     before: Option<Rendered>,
     /// The result in the new state. `None` if the workload is only in the old one.
     after: Option<Rendered>,
-    /// The position of the workload in the new manifests, unless it is in none or in standard input.
+    /// The position of the workload in the new manifests. `None` if the manifests do not contain it, or are read from
+    /// standard input.
     at: Option<Position>,
 }
 

@@ -13,7 +13,7 @@ pub(super) fn workloads(compared: &[Compared]) -> anyhow::Result<String> {
     compared.iter().filter(|one| one.differs()).map(workload).collect()
 }
 
-/// Returns the unified diff of a workload, with a head.
+/// Returns the unified diff of a workload, below a line with its name.
 pub(super) fn workload(one: &Compared) -> anyhow::Result<String> {
     let mut text = String::new();
     let head = match one.change() {

@@ -333,7 +333,7 @@ async fn images(client: &Client, release: &Release) -> Vec<(String, String)> {
     images.collect()
 }
 
-/// All facts. `None` means that a fact could not be read; `unread` has the reason.
+/// All facts. `None` or [`NotRead`] means that a fact could not be read; `unread` has the reason.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) release: Release,

@@ -147,7 +147,7 @@ impl Requirement {
 }
 
 /// Reads quotas and autoscalers of opted-in namespaces, and returns the added containers that do not meet their
-/// requirements. What the user may not list is not checked.
+/// requirements. Quotas and autoscalers that cannot be listed are not checked.
 pub(super) async fn unrequested(client: &Client, snapshot: &Snapshot) -> BTreeSet<Unrequested> {
     let all = ListParams::default();
     let quotas = lists::all(&Api::<ResourceQuota>::all(client.clone()), &all).await.unwrap_or_default();

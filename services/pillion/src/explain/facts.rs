@@ -74,7 +74,7 @@ impl NamespaceFacts {
 /// 1970.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WebhookOutages {
-    /// When the webhook configuration was created. Before, the API server did not call the webhook.
+    /// When the webhook configuration was created. Before that time, the API server did not call the webhook.
     pub(crate) registered: Option<i64>,
     /// The number of ready endpoints.
     pub(crate) ready: Option<usize>,
@@ -136,7 +136,7 @@ impl ExplainedObject {
         matches!(injected, Some(Injected::Profiles(profiles)) if !profiles.is_empty())
     }
 
-    /// Whether the stored pod has ended, or is being deleted.
+    /// Whether the stored pod has terminated (phase `Succeeded` or `Failed`), or is being deleted.
     pub(crate) fn has_ended(&self) -> bool {
         self.found.as_ref().is_some_and(|found| {
             let phase = found.pointer("/status/phase").and_then(Value::as_str);
@@ -252,7 +252,7 @@ impl Target {
     /// Parses the arguments: `KIND/NAME`, `KIND NAME`, or the name of a pod.
     ///
     /// # Errors
-    /// The arguments have another form, or the kind is not supported.
+    /// The arguments have a different form, or the kind is not supported.
     pub(crate) fn parse(words: &[String]) -> anyhow::Result<Self> {
         let (kind, name) = match words {
             [one] => one.split_once('/').unwrap_or(("pod", one)),

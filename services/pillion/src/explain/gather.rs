@@ -249,7 +249,7 @@ impl Cluster {
         Ok(((!names.is_empty()).then(which), is_cut.then(|| not_all(namespace, message()))))
     }
 
-    /// Adds to an object the workload, the service account, and the results of the profiles' lookups.
+    /// Adds the workload, the service account, and the results of the profiles' lookups to an object to explain.
     pub(crate) async fn complete(
         &self,
         question: &mut ExplainedObject,
@@ -330,8 +330,8 @@ fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<
     (Some(ready), times.filter_map(|entry| Some(entry.time.as_ref()?.0.as_second())).max())
 }
 
-/// Returns the field manager that disabled injection, and the time of that change. Both are `None` while injection is
-/// enabled.
+/// Returns the field manager that disabled injection (empty if unknown), and the time of that change. Both are `None`
+/// unless injection is disabled.
 fn switched_off(map: Option<&ConfigMap>) -> (Option<String>, Option<i64>) {
     if switch::injection(map) != Position::Off {
         return (None, None);

@@ -28,7 +28,7 @@ pub(crate) struct Explanation {
     pub(crate) verdict: Verdict,
     /// The entries of webhook configurations for pods, and how the API server treats them.
     pub(crate) webhooks: Vec<EntryView>,
-    /// The engine's decision about the object as its author wrote it.
+    /// The engine's decision for the object as its author wrote it.
     pub(crate) decision: DecisionView,
     pub(crate) profiles: Vec<ProfileView>,
     pub(crate) changes: Vec<Change>,
@@ -53,7 +53,7 @@ pub(crate) enum Verdict {
     WouldNotBeInjected,
     /// A new pod would be rejected.
     WouldBeRejected,
-    /// The pod has ended, or is being deleted: no action is needed.
+    /// The pod has terminated, or is being deleted: no action is needed.
     Ended,
     /// The namespace is opted in.
     OptedIn,
@@ -131,7 +131,7 @@ pub(crate) fn judge(facts: &ExplainFacts, question: &ExplainedObject) -> Explana
     let missing = judging.stored(&changes);
     let verdict = judging.verdict(missing);
     if question.origin == Origin::Stored && verdict.is_good() {
-        // Running pods do not need a replica.
+        // Injected pods keep working without a webhook replica.
         for finding in judging.findings.iter_mut().filter(|finding| finding.code == Code::NoReadyReplica) {
             finding.severity = Severity::Info;
         }
@@ -393,8 +393,8 @@ impl Judging<'_> {
         }
     }
 
-    /// Whether the profile would match if the pod did not set `hostNetwork`. The engine decides about a copy of the pod
-    /// without it.
+    /// Whether the profile would match if the pod did not set `hostNetwork`. Runs the engine on a copy of the pod
+    /// without this field.
     fn matches_without_host_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
             return false;

@@ -74,8 +74,8 @@ pub(crate) struct ExplainArgs {
     at: ClusterArgs,
 }
 
-/// Explains, offline, the pods and workloads among `objects`, which are in one namespace. Lookups of profiles are
-/// resolved from `known`.
+/// Explains the pods and workloads among `objects` without a cluster. All of them are in one namespace. The lookups of
+/// profiles are resolved from `known`.
 ///
 /// # Errors
 /// The policy's cluster facts nest too deeply.
@@ -302,7 +302,7 @@ fn webhooks(text: &mut String, explanation: &Explanation) {
 
 fn profiles(text: &mut String, explanation: &Explanation) {
     let decision = &explanation.decision;
-    // The decision is about a pod that is created now, which may differ from the stored one.
+    // The decision is for a pod that would be created now, which may differ from the stored pod.
     let about = match explanation.verdict {
         Verdict::OptedIn | Verdict::NotOptedIn => "for a pod that requests no profile, ",
         Verdict::NotInjected | Verdict::PartlyInjected => "if the pod were created now, ",

@@ -24,7 +24,7 @@ impl Judging<'_> {
             return false;
         }
         if question.has_ended() {
-            // A pod that has ended needs no action.
+            // A pod that has terminated or is being deleted needs no action.
             for finding in &mut self.findings {
                 finding.severity = Severity::Info;
             }

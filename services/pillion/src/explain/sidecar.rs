@@ -49,7 +49,7 @@ pub(crate) struct FailingSidecar {
 enum Failure {
     /// The kubelet does not start it. The text is the kubelet's reason and message.
     Waiting(String),
-    /// It ended with this exit code.
+    /// It terminated with this exit code.
     Ended(i64),
     /// It was restarted this often, the last time after this exit code.
     Restarted(i64, Option<i64>),

@@ -217,7 +217,7 @@ fn each_pod_and_profile_cause_has_its_code() {
     let ended = stored(|pod| pod["status"] = json!({"phase": "Succeeded"}));
     let explanation = judge(&facts, &ended);
     assert_eq!((codes(&explanation), explanation.verdict.is_good()), (vec!["being_deleted"], true));
-    // Missing parts of an ended pod need no action.
+    // A missing sidecar in a completed pod needs no action.
     let explanation = judge(&explain_facts(&[], &[logger()]), &ended);
     assert_eq!(codes(&explanation), ["not_opted_in", "being_deleted"]);
     assert!(explanation.verdict.is_good() && finding::needs_no_action(&explanation.findings), "{explanation:?}");
@@ -294,7 +294,7 @@ fn served_profile_is_not_matched_without_opt_in() {
     assert_eq!(reported, [("logger".to_owned(), "not_matched", "not_opted_in")]);
 }
 
-/// Returns the user's name, groups and `dryRun` of the review.
+/// Returns the name and groups of the user in the review, and its field `dryRun`.
 fn request(question: &ExplainedObject) -> (&Value, Vec<&str>, bool) {
     let request = &question.review["request"];
     let groups =
@@ -316,7 +316,7 @@ fn workload_pods_are_created_by_its_controller() {
         "spec": {"template": {"spec": {"containers": [{"name": "b", "image": "b:1"}]}}}});
     let template = facts::of_template(&workload, facts::kind_of(&workload).unwrap(), "shop").unwrap();
     assert_eq!(request(&template), (&json!("system:serviceaccount:kube-system:replicaset-controller"), groups, false));
-    // A rollout assigns revisions by the workload's name, so its pods need it as their owner.
+    // A rollout assigns revisions by the workload's name, so the pods need the workload as their owner.
     let itself =
         json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": true}]);
     assert_eq!(template.pod()["metadata"]["ownerReferences"], itself);
@@ -411,7 +411,7 @@ fn without_replica_new_pods_are_not_injected() {
         assert!(missing.remedy.contains("up to 17 minutes"), "{missing:?}");
         assert!(missing.remedy.ends_with("kubectl -n shop rollout restart deployment web"), "{missing:?}");
     }
-    // Running pods do not need a replica.
+    // Injected pods keep working without a webhook replica.
     let revision = none(ENABLED).snapshot.profiles().iter().next().unwrap().revision().to_owned();
     let injected = stored(|pod| {
         pod["metadata"]["annotations"] =

@@ -328,7 +328,8 @@ pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, NotExpo
     Ok(Some(additions))
 }
 
-/// Returns the rule for the template: creations and updates of the target's resources, but only creations of pods.
+/// Returns the rule for the template. It covers the target's resources and operations, except deletions and
+/// subresources. For pods, it covers only creations.
 pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");

@@ -1,7 +1,7 @@
 //! `pillion inject`: injects into the pods of manifests on the local machine, with the webhook's engine.
 //!
 //! * [`objects`]: finds pods in manifests, and prints changed manifests.
-//! * [`simulated_cluster`]: decides about pods, with profiles and objects from files instead of a cluster.
+//! * [`simulated_cluster`]: computes decisions for pods, with profiles and objects from files instead of a cluster.
 
 pub(crate) mod objects;
 pub(crate) mod simulated_cluster;

@@ -106,8 +106,8 @@ impl Place {
         document.pointer(pointer).filter(|_| self.kind != "PodTemplate")
     }
 
-    /// Returns the reference of the pod to its workload. `None` for a pod, for a `PodTemplate`, and for a workload
-    /// without a name.
+    /// Returns the owner reference from the pod to its workload. `None` for a pod, for a `PodTemplate`, and for a
+    /// workload without a name.
     pub(crate) fn owner(&self, document: &Value) -> Option<Value> {
         trial::owner_reference(self.workload(document)?, &self.api_version, &self.kind)
     }

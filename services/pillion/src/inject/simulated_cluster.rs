@@ -1,5 +1,5 @@
-//! A simulated cluster: the profiles and namespaces that a command uses to decide about pods without an API server.
-//! Lookups use the other objects of the manifests. The owner of a template's pod is the workload itself.
+//! A simulated cluster: the profiles and namespaces with which a command computes decisions for pods without an API
+//! server. Lookups use the other objects of the manifests. The owner of a template's pod is the workload itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::config::{ConfigArg, Overrides, WebhookPolicy};
 use crate::load::{self, LoadError, Problem, Source, typed, yaml};
 use crate::trial;
 
-/// Profiles, namespaces, and the namespace of objects that do not set one.
+/// Profiles, namespaces, the namespace of objects that do not set one, and the cluster facts.
 #[derive(Debug)]
 pub(crate) struct SimulatedCluster {
     snapshot: Snapshot,
@@ -58,7 +58,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Reads profiles and namespaces. Returns `None` as the cluster if the namespaces cannot be read.
+    /// Reads profiles and namespaces. If the namespaces cannot be read, returns `None` and the problem.
     fn load(
         profiles: &[PathBuf],
         namespaces: Option<&Path>,
@@ -172,7 +172,7 @@ pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Pro
     Ok(namespaces)
 }
 
-/// Decides about a pod of a manifest, with the known objects for lookups.
+/// Returns the webhook's decision for a pod of a manifest. Lookups read from `known`.
 pub(crate) fn decide(
     document: &Value,
     place: &Place,
@@ -233,7 +233,7 @@ pub(crate) fn answer(body: &[u8], simulated: &SimulatedCluster) -> anyhow::Resul
     Ok((response, decided))
 }
 
-/// Returns the review that the API server sends when a pod is created.
+/// Returns a review like the one that the API server sends when a pod is created with a dry run.
 fn envelope(pod: &Value, namespace: &str) -> Value {
     let user = json!({"username": "pillion-inject"});
     trial::review(pod, namespace, &user)

@@ -37,7 +37,7 @@ impl Defaults {
     /// Parses a document such as `{nginx: {image: "nginx:1.29"}}`. An empty document sets nothing.
     ///
     /// # Errors
-    /// The document has another structure.
+    /// The document has a different structure.
     pub(crate) fn read(source: &Arc<Source>, documents: &[Node]) -> Result<Self, Problem> {
         let mut profiles = Vec::new();
         let expect_mapping = |node: &Node, what: &str| match &node.content {

@@ -89,7 +89,7 @@ pub(crate) fn profiles_among(paths: &[PathBuf], others: &BTreeMap<Box<str>, Prof
 }
 
 /// Loads the profiles of a source. They may extend `others`, which are cluster profiles. `defaults` override the
-/// defaults of their parameters.
+/// defaults of the profiles' parameters.
 pub(crate) fn profiles_of(
     source: &Arc<Source>,
     namespace: &str,
@@ -145,8 +145,8 @@ impl<'n> Loader<'n> {
         self.expect_some(&path.display().to_string(), before);
     }
 
-    /// Reports a problem if a source has neither profiles nor problems. `before` is the number of results before it was
-    /// read.
+    /// Reports a problem if a source has neither profiles nor problems. `before` is the number of results before the
+    /// source was read.
     fn expect_some(&mut self, name: &str, before: usize) {
         if self.gathered.len() == before {
             let kinds = KINDS.join(" or ");
@@ -272,7 +272,7 @@ impl<'n> Loader<'n> {
         Ok(ProfileName { namespace, name: name.into() })
     }
 
-    /// Reads a published revision. Its object has another name than its profile.
+    /// Reads a published revision. The object has a different name than its profile.
     fn revision(
         &self,
         source: &Arc<Source>,

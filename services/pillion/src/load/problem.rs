@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::yaml::SyntaxError;
 
-/// The maximum length of a message, in bytes. It is limited because a message may quote the source.
+/// The maximum length of a message, a field's path or a remedy, in bytes. Longer ones are shortened, since they may
+/// quote the source.
 const LONGEST_MESSAGE: usize = 1_000;
 
 /// The maximum underlined length, in bytes.
@@ -137,7 +138,7 @@ impl Problem {
         Some((line, self.source.text.get(start..offset)?.chars().count() + 1))
     }
 
-    /// Returns the problem as JSON.
+    /// Returns the problem as JSON, without empty fields.
     pub(crate) fn to_json(&self) -> Value {
         let end = self.span.as_ref().and_then(|span| self.position_of(visible(&self.source.text, span).end));
         let mut json = json!({
@@ -224,7 +225,8 @@ fn shortened(text: String) -> String {
     format!("{begin}…{end}")
 }
 
-/// Returns the part of a span that is on its first line, so that a block of many lines is not printed in full.
+/// Returns the part of a span that is on its first line, up to [`LONGEST_MARK`] bytes, so that a block of many lines is
+/// not printed in full.
 fn visible(text: &str, span: &Range<usize>) -> Range<usize> {
     let piece = text.get(span.clone()).unwrap_or_default();
     let first = piece.split(['\n', '\r']).next().unwrap_or_default();

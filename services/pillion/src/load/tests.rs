@@ -20,7 +20,8 @@ fn good(name: &str) -> String {
     GOOD.replace("NAME", name)
 }
 
-/// Loads a folder of these files. Returns the names of the profiles, and each problem on one line.
+/// Loads the profiles from a folder that contains these files. Returns the names of the profiles, and each problem on
+/// one line.
 fn load(files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {

@@ -36,7 +36,7 @@ enum Found {
     Extending(Box<Text>),
     /// The result of compiling a profile that extends nothing.
     Compiled(Box<Loaded>),
-    /// A problem.
+    /// A problem that was found before compiling, such as a syntax error.
     Problem(Problem),
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Text {
     pub(super) is_as_written: bool,
 }
 
-/// The cluster profiles of all files, in which parents are looked up.
+/// The cluster profiles in which parents are looked up: those of all files, and `others`.
 struct ParentSources<'f> {
     /// Cluster profiles that are not in files. A profile in a file takes precedence over the profile of the same name
     /// here.
@@ -261,8 +261,8 @@ fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> 
     })
 }
 
-/// Returns the length of a profile's inheritance chain, up to a limit. The order of profiles whose chain is too long or
-/// contains a cycle is irrelevant.
+/// Returns the length of a profile's inheritance chain, up to a limit. It is used to compile parents before their
+/// children. The order does not matter for profiles whose chain is too long or contains a cycle.
 fn depth(spec: &ProfileSpec, parents: &ParentSources<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()

@@ -134,8 +134,8 @@ impl SerdeMismatch {
     }
 }
 
-/// Returns a hint at the right position of a misplaced field of a profile; `None` if the field is misspelled or unknown
-/// everywhere.
+/// Returns a hint for a field of a profile that is in the wrong place, or that has a different name in Pillion: the
+/// place or the name that the author probably meant. `None` for any other field.
 fn misplaced(path: &str) -> Option<String> {
     let (parent, name) = path.rsplit_once('.')?;
     let list = parent.strip_suffix(']').and_then(|parent| parent.rsplit_once('[')).map(|(list, _)| list);
@@ -208,8 +208,8 @@ static SCHEMAS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     schemas.collect()
 });
 
-/// Returns a problem for each field of a profile's spec that exceeds its limit in the CRD. The API server would not
-/// store the profile, because a list or a string is too long.
+/// Returns a problem for each list, map and string of a profile's spec that exceeds its limit in the CRD. The API
+/// server would not store such a profile.
 pub(super) fn exceeded_limits(source: &Arc<Source>, kind: &str, spec: &Node) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some((_, schema)) = SCHEMAS.iter().find(|(known, _)| known == kind) {

@@ -173,7 +173,7 @@ impl Node {
             Content::Mapping(entries) => {
                 let matching = entries.iter().filter_map(|entry| Some((entry, after_key(path, &entry.key)?)));
                 let (entry, rest) = matching.min_by_key(|(_, rest)| rest.len())?;
-                // The position is that of the value for a scalar, but that of the key for a sequence or mapping.
+                // For a scalar, the position is the value's. For a sequence or mapping, it is the key's.
                 let place = match entry.value.content {
                     Content::Scalar(_) if !entry.value.span.is_empty() => entry.value.span.clone(),
                     _ => entry.key_span.clone(),

@@ -1,8 +1,9 @@
 //! `pillion profiles export`: prints the published revisions of profiles, for commands that use no cluster.
 //!
 //! The output has the revisions themselves, and not the profiles. A revision contains everything that its profile
-//! extends, and its limits. So the profile compiles to the same revision without the cluster, even while another text
-//! is rolled out or was rejected. The metadata has only names, so the output is the same for the same revisions.
+//! extends, and its limits. So the profile compiles to the same revision without the cluster, even if a later spec of
+//! the profile is being rolled out or was rejected. The metadata has only names, so the output is the same for the same
+//! revisions.
 
 use anyhow::bail;
 use clap::Args;
@@ -26,8 +27,8 @@ const REQUESTS: usize = 16;
 /// Arguments of `pillion profiles export`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ExportArgs {
-    /// Names of profiles, or NAMESPACE/NAME of an `InjectionProfile`. Without names: all `ClusterInjectionProfile`s, and
-    /// the `InjectionProfile`s of the namespace.
+    /// Names of profiles, or NAMESPACE/NAME of an `InjectionProfile`. Without names: all `ClusterInjectionProfile`s,
+    /// and the `InjectionProfile`s of the namespace.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
@@ -43,7 +44,8 @@ pub(super) struct ExportArgs {
     api_server: ApiServerArgs,
 }
 
-/// Prints the revisions, cluster profiles first, each kind sorted by name.
+/// Prints the revisions, cluster profiles first, each kind sorted by name. A profile without the selected revision is
+/// left out, and is a finding.
 pub(super) async fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { names, namespaces, revision, output, api_server } = args;
     let client = api_server.connect().await?;
@@ -92,7 +94,7 @@ async fn fetch(client: &Client, stored: &Stored, revision: &str) -> anyhow::Resu
         bail!("its revision {revision} is not stored: check that the controller runs");
     };
     let spec: RevisionSpec = serde_json::from_value(object.data.get("spec").cloned().unwrap_or_default())?;
-    // Only the leader needs the author's text.
+    // Only the controller needs the field `source`, which is the author's text.
     let spec = RevisionSpec { source: None, ..spec };
     let kind = if namespace.is_some() { ProfileRevision::KIND } else { ClusterProfileRevision::KIND };
     let mut metadata = json!({"name": name});

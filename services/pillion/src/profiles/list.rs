@@ -47,13 +47,14 @@ struct Row {
     extends: Option<String>,
     /// The number of namespaces in which the profile may apply.
     namespaces: Option<i64>,
-    /// Whether all pods have the profile, according to the controller's audit.
+    /// Whether all matching pods have the active revision of the profile, according to the controller's audit.
     injected: Option<bool>,
     /// The reason of the condition `Ready`.
     reason: Option<String>,
 }
 
-/// Prints the profiles. If one kind cannot be listed, prints the other kind, and fails.
+/// Prints the profiles. If one kind cannot be listed, prints the other kind, and returns [`Exit::Failure`]. With a
+/// selector, returns an error instead.
 pub(super) async fn run(args: ListArgs) -> anyhow::Result<Exit> {
     let ListArgs { namespaces, selector, output, api_server } = args;
     let client = api_server.connect().await?;

@@ -91,7 +91,7 @@ impl ProfileRef {
     /// Creates a reference to the profile with this name, which may contain the namespace, as in `team-a/logger`.
     ///
     /// # Errors
-    /// The name is invalid, or contains another namespace than `namespace`.
+    /// The name is invalid, or contains a namespace other than `namespace`.
     pub(crate) fn new(name: String, namespace: Option<String>, api_server: ApiServerArgs) -> anyhow::Result<Self> {
         Self { name, namespace, api_server }.resolve()
     }
@@ -99,7 +99,7 @@ impl ProfileRef {
     /// Moves the namespace of a name such as `team-a/logger` to its own field.
     ///
     /// # Errors
-    /// The name is invalid, or contains another namespace than `--namespace`.
+    /// The name is invalid, or contains a namespace other than `--namespace`.
     pub(crate) fn resolve(self) -> anyhow::Result<Self> {
         let Some((namespace, name)) = self.name.split_once('/') else { return Ok(self) };
         if namespace.is_empty() || name.is_empty() || name.contains('/') {

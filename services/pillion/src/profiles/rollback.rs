@@ -1,7 +1,7 @@
 //! `pillion profiles rollback`: publishes an older revision again.
 //!
 //! The command sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a
-//! repository restores every field of the repository, but keeps other annotations.
+//! repository restores every field that the repository contains, but keeps annotations that it does not contain.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
         return stored_revision(status, digits);
     }
     let published = status.revision.as_ref();
-    // During a rollout, the default is the promoted revision, which all other workloads get.
+    // During a rollout, the default is the promoted revision, which the workloads outside the rollout's share get.
     if let Some(promoted) = status.promoted_revision.as_ref().filter(|promoted| Some(*promoted) != published) {
         return Ok(promoted.clone());
     }
@@ -135,7 +135,8 @@ pub(super) struct Child {
     parent: String,
 }
 
-/// Formats a note about the profiles that extend a cluster profile, directly or indirectly; empty if there are none.
+/// Formats a note about the profiles that extend a cluster profile, directly or indirectly. Empty if there are none. If
+/// profiles cannot be listed, the note contains the error.
 async fn extension_note(client: &Client, name: &str) -> String {
     match listed(client).await {
         Ok(all) => text(name, &extending(name, &all)),
@@ -157,7 +158,8 @@ fn child(object: DynamicObject) -> Option<Child> {
     Some(Child { namespace: object.metadata.namespace, name: object.metadata.name?, parent })
 }
 
-/// Returns all descendants. Only cluster profiles can be extended, so a namespace's profile has no children.
+/// Returns all descendants of a cluster profile. Only cluster profiles can be extended, so a namespace's profile has no
+/// children.
 fn extending<'c>(name: &str, all: &'c [Child]) -> BTreeSet<&'c Child> {
     let mut found = BTreeSet::new();
     let mut parents = vec![name];

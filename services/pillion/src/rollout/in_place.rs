@@ -38,11 +38,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AT_PULL_EVERY: Duration = Duration::from_millis(250);
 /// How long the old image may take to run again after a change was taken back.
 const STEP_BACK_LIMIT: Duration = Duration::from_mins(3);
-/// How often a change is tried again if another client changes the pod at the same time.
+/// The maximum number of attempts to change a pod. An attempt fails if another client changes the pod at the same time.
 const ATTEMPTS: usize = 5;
 /// The maximum number of reasons that are printed for a workload.
 const MAX_REASONS: usize = 3;
-/// The number of pods that are planned at the same time.
+/// The maximum number of pods whose upgrades are planned at the same time.
 pub(super) const CONCURRENT_PLANS: usize = 8;
 
 /// Plans and executes upgrades in place.
@@ -70,7 +70,7 @@ impl Upgrader {
     /// Reads the active profiles, and the policy of the webhook with its guardrails.
     ///
     /// # Errors
-    /// Profiles or namespaces cannot be listed.
+    /// Profiles or namespaces cannot be listed, or the policy's cluster facts are invalid.
     pub(super) async fn new(client: Client, release: &Release, lookups: Lookups) -> anyhow::Result<Self> {
         let served = audit::served(&client, release).await?;
         let mut unread = Unread::new();
@@ -99,7 +99,7 @@ impl Upgrader {
     /// record.
     ///
     /// # Errors
-    /// A revision cannot be read, or the decision about the pod cannot be computed.
+    /// A revision cannot be read, or the webhook's decision for the pod cannot be computed.
     pub(super) async fn to_newest(&self, pod: &DynamicObject) -> anyhow::Result<Option<PodUpgrade>> {
         let about = || format!("pod {}", pod.metadata.name.as_deref().unwrap_or_default());
         let tape = OwnedTape::parse(serde_json::to_string(pod)?).with_context(about)?;
@@ -132,15 +132,16 @@ impl Upgrader {
     /// Upgrades the stale pods of a workload, one after the other. While it waits, it calls `show` with the reason.
     ///
     /// # Errors
-    /// A pod cannot be upgraded, or its containers do not become ready within `limit`. The change of that pod was taken
-    /// back, and the remaining pods were not changed.
+    /// A pod cannot be upgraded, its disruption budgets do not allow it within `limit`, or its containers do not become
+    /// ready within `limit`. In the last case, the change of that pod is taken back if possible. The remaining pods are
+    /// not changed.
     pub(super) async fn run(&self, stale: &Stale, limit: Duration, show: &dyn Fn(&str)) -> anyhow::Result<()> {
         let all = stale.pods.len();
         for (index, name) in stale.pods.iter().enumerate() {
             let show = |what: &str| show(&format!("pod {name}, {} of {all}: {what}", index + 1));
             let done = self.upgrade(&stale.workload.namespace, name, limit, &show).await;
             if done.is_err() || index + 1 == all {
-                // If the deletion fails, pods that have ended remain.
+                // Deletes the pods that pulled the images. If the deletion fails, these pods remain.
                 let _ = delete_pods(&self.client, &stale.workload.namespace, Duration::ZERO).await;
             }
             done.with_context(|| format!("pod {name}"))?;
@@ -182,7 +183,7 @@ impl Upgrader {
         bail!("other clients keep changing it")
     }
 
-    /// Reads a pod and decides what to do with it. `None` if it does not exist any more.
+    /// Reads a pod and plans its upgrade. `None` if the pod does not exist any more, or is being deleted.
     async fn plan(&self, namespace: &str, name: &str) -> anyhow::Result<Option<(DynamicObject, PodUpgrade)>> {
         let pod = pods(&self.client, namespace).get_opt(name).await.context("it cannot be read")?;
         let Some(pod) = pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()) else { return Ok(None) };
@@ -190,7 +191,7 @@ impl Upgrader {
         Ok(Some((pod, plan)))
     }
 
-    /// Pulls the new images of the changes to the node of a pod, with the credentials of the pod.
+    /// Pulls the new images to the pod's node, with the pod's credentials.
     async fn pull(&self, pod: &DynamicObject, changes: &[ContainerChange], show: &dyn Fn(&str)) -> anyhow::Result<()> {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let secrets = pod.data.pointer("/spec/imagePullSecrets").cloned().unwrap_or_else(|| json!([]));
@@ -227,7 +228,7 @@ impl Upgrader {
         }
     }
 
-    /// Waits until the changed containers run and the pod is as ready as before.
+    /// Waits until the changed containers run and the pod is as ready as before. Also succeeds if the pod is deleted.
     async fn wait(&self, pod: &DynamicObject, running: &RunningUpgrade, show: &dyn Fn(&str)) -> anyhow::Result<()> {
         loop {
             let Some(now) = self.current(pod).await? else { return Ok(()) };

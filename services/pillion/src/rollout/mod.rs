@@ -7,7 +7,7 @@
 //!
 //! [`preview`] shows what the newest revisions would change in running pods.
 //!
-//! The other subcommands are for the controller's rollouts of profiles with the strategy `InPlace`:
+//! The other subcommands are for the controller's rollouts of profiles with the strategy `InPlace` or `Restart`:
 //!
 //! * [`status`]: shows the rollouts.
 //! * [`steer`]: pauses, resumes or undoes a rollout.
@@ -195,7 +195,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Returns lookups of objects, without metrics.
+/// Returns lookups of objects whose metrics are not exported.
 fn lookups(client: &Client) -> Lookups {
     let metrics = pillion_control::informer::lookups::Metrics::register(&mut Registry::default());
     Lookups::new(client.clone(), metrics)
@@ -333,7 +333,7 @@ impl Line {
         }
     }
 
-    /// Returns the alternative to a restart, if there is one.
+    /// Returns a hint at the alternative to a restart; empty if there is none.
     fn hint(&self) -> &'static str {
         if self.upgrade == Possibility::All { "; possible with --in-place" } else { "" }
     }

@@ -77,7 +77,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     }
 }
 
-/// Returns the number of pods that a rolling update removes before new ones are available.
+/// Returns the number of pods that a restart removes before new ones are available.
 fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
     let at = |pointer: &str| workload.pointer(pointer);
     let replicas = match kind {
@@ -91,7 +91,7 @@ fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
             let unavailable =
                 of("maxUnavailable").map_or_else(|| share(25, replicas, false), |v| count(v, replicas, false));
             let surge = of("maxSurge").map_or_else(|| share(25, replicas, true), |v| count(v, replicas, true));
-            // Both being 0 is treated as 1, since the rolling update could not make progress otherwise.
+            // If both are 0, one pod may be unavailable, since the rolling update could not make progress otherwise.
             if unavailable == 0 && surge == 0 { 1 } else { unavailable }
         }
         "DaemonSet" => {

@@ -44,11 +44,11 @@ struct Row {
     stay: usize,
     /// The pods that can be changed in place.
     in_place: Vec<String>,
-    /// The pods that must be recreated, with the reasons.
+    /// The pods that cannot be changed in place, with the reasons.
     recreate: BTreeMap<String, Vec<String>>,
 }
 
-/// Prints the plan. It has no findings, because nothing is wrong.
+/// Prints the plan. Pods to change are not findings, because nothing is wrong with them.
 pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<Exit> {
     let PreviewArgs { namespaces, selector, output, at } = args;
     let (client, release) = at.connect().await?;
@@ -100,7 +100,8 @@ impl Row {
         self.stay + self.in_place.len() + self.recreate.len()
     }
 
-    /// Returns the reasons for which pods must be recreated, most frequent first.
+    /// Returns the reasons why pods cannot be changed in place, with the number of pods. The most frequent reason comes
+    /// first.
     fn reasons(&self) -> Vec<(&str, usize)> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for why in self.recreate.values().flatten() {

@@ -1,5 +1,5 @@
-//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before the restart, it
-//! creates a pod from the template with a dry run, because a restart must not remove injected parts from the pods.
+//! Restarts a workload as `kubectl rollout restart` does, and waits for the result. Directly before the restart,
+//! creates a pod from the template in a dry run, because a restart must not remove injected parts from the pods.
 
 use std::time::Duration;
 
@@ -173,7 +173,7 @@ fn restarted_at(object: Option<&Value>) -> Option<&str> {
     object?.pointer("/metadata/annotations")?.get(RESTARTED_AT)?.as_str()
 }
 
-/// Lists the pods that a workload selects and that have not ended.
+/// Lists the pods that a workload selects, except completed and failed ones.
 async fn pods(client: &Client, workload: &Workload, object: &Value) -> anyhow::Result<Vec<DynamicObject>> {
     let api =
         Api::<DynamicObject>::namespaced_with(client.clone(), &workload.namespace, &ApiResource::erase::<Pod>(&()));
@@ -257,8 +257,8 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
     }
 }
 
-/// Fails unless the new pods are injected as expected, since another restart would have the same result. Pods that have
-/// ended are not replaced. Pods of other owners with the same labels are ignored.
+/// Fails unless the new pods are injected as expected, since another restart would have the same result. Ignores
+/// completed, failed and terminating pods, and pods of other owners with the same labels.
 async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;
     let pods = pods(client, workload, object).await?;

@@ -60,7 +60,7 @@ struct Row {
     steps: Vec<u64>,
 }
 
-/// Prints the rollouts. Failed rollouts are findings, and rollouts that still run after the timeout of `--watch`.
+/// Prints the rollouts. The findings are failed rollouts, and rollouts that still run after the timeout of `--watch`.
 pub(super) async fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let StatusArgs { profile, namespaces, watch, timeout, output, api_server } = args;
     let selection = if let Some(name) = profile {
@@ -100,7 +100,7 @@ fn print(output: ListForm, rows: &[Row], is_first: bool) -> anyhow::Result<()> {
     output.print(|is_wide| table(rows, is_wide), || value(rows))
 }
 
-/// Reports missing rows, and returns the exit code.
+/// Reports if there are no rollouts, or if profiles cannot be listed, and returns the exit code.
 fn finish(rows: &[Row], unread: &[(Part, String)], selection: &Selection, output: ListForm) -> anyhow::Result<Exit> {
     if rows.is_empty() && output.is_text() {
         output::report(&match selection {
@@ -125,13 +125,14 @@ impl Selection {
     }
 }
 
-/// Whether the controller brings new revisions to the running pods of a profile with this spec.
+/// Whether the controller upgrades running pods to new revisions of a profile with this spec.
 pub(super) fn has_running_pods(spec: &Value) -> bool {
     let strategy = spec.pointer("/rollout/strategy").and_then(|strategy| RolloutStrategy::deserialize(strategy).ok());
     strategy.is_some_and(RolloutStrategy::has_running_pods)
 }
 
-/// Returns a description of the profile's running rollout. `None` if no rollout runs.
+/// Returns a description of the profile's rollout if it runs, or has not begun yet. `None` if there is nothing to wait
+/// for.
 fn running(stored: &Stored) -> Option<String> {
     let Stored { name, metadata, status, .. } = stored;
     let upgrade = status.upgrade.as_ref();

@@ -21,7 +21,8 @@ use crate::profiles::ProfileRef;
 /// The value of the annotation that pauses a rollout.
 const PAUSE: &str = "pause";
 
-/// How often a change is tried again if another client changes the profile at the same time.
+/// The maximum number of attempts to change the annotation. An attempt fails if another client changes the profile at
+/// the same time.
 const ATTEMPTS: usize = 5;
 
 /// Arguments of `pillion rollout pause`, `resume` and `undo`.
@@ -42,7 +43,7 @@ pub(super) enum SteerAction {
 /// The parts of a profile that determine whether an action is possible.
 #[derive(Clone, Copy, Debug)]
 struct RolloutState<'s> {
-    /// Whether the profile has the strategy `InPlace`.
+    /// Whether the profile has the strategy `InPlace` or `Restart`.
     is_in_place: bool,
     upgrade: Option<&'s UpgradeStatus>,
     /// The annotation [`ROLLOUT_ANNOTATION`].
@@ -56,7 +57,7 @@ enum Change {
     Pause,
     /// Remove the annotation, which ends a pause.
     EndPause,
-    /// Continue the failed rollout of this revision.
+    /// Continue the rollout of this revision, which has failed or waits for this request.
     Resume(String),
     /// Return from `revision` to `previous`.
     Undo { revision: String, previous: String },
@@ -65,17 +66,17 @@ enum Change {
 /// Why an action is not possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The profile does not have the strategy `InPlace`.
+    /// The profile has neither the strategy `InPlace` nor `Restart`.
     NotInPlace,
     /// The profile's status has no rollout.
     NoRollout,
     /// The rollout is complete.
     Complete,
-    /// A pause was already requested.
+    /// A pause was already requested, or the rollout already waits until it is resumed.
     AlreadyPaused,
     /// The rollout has failed, so it cannot be paused.
     Failed(UpgradePhase),
-    /// The rollout is neither paused nor failed, so it cannot be resumed.
+    /// The rollout is running, so it cannot be resumed.
     Running(UpgradePhase),
     /// The request to pause was already removed.
     PauseEnded,
@@ -117,7 +118,8 @@ fn decide(action: SteerAction, state: RolloutState<'_>) -> Result<Change, Refusa
     let RolloutState { is_in_place, upgrade, request } = state;
     let is_pause_requested = request == Some(PAUSE);
     let has_failed = upgrade.is_some_and(|upgrade| upgrade.phase.has_failed());
-    // A pause has no revision, so it would also stop the next rollout. It can be ended without a rollout.
+    // A requested pause has no revision, so it also stops the next rollout. A user can end it even if there is no
+    // rollout.
     if action == SteerAction::Resume && is_pause_requested && !has_failed {
         return Ok(Change::EndPause);
     }

@@ -137,7 +137,7 @@ fn request_hint(profile: &CompiledProfile) -> String {
     }
 }
 
-/// Returns the host and port by which a client on this machine reaches an address.
+/// Returns the host and port at which a client on this machine reaches a server that listens at an address.
 fn reachable(address: SocketAddr) -> String {
     if address.ip().is_loopback() || address.ip().is_unspecified() {
         format!("localhost:{}", address.port())

@@ -28,7 +28,7 @@ use crate::output;
 use crate::telemetry::Telemetry;
 use crate::telemetry::logs::{LogArgs, LogLevel};
 
-/// The help of `--config`, because the controller reads another file than the webhook.
+/// The help of `--config`. It differs from the webhook's, because the controller reads a different file.
 const CONFIG_HELP: &str = "The policy file, YAML: leadership, certificates, webhook configurations, log level. Read once. \
                            Omitted keys have their defaults";
 

@@ -39,7 +39,7 @@ use crate::telemetry::traces::TraceArgs;
 /// The default folder of profiles.
 const DEFAULT_FOLDER: &str = "profiles";
 /// The profile that is served by default if the folder contains it. Such a folder is a library, like `profiles` in this
-/// repository, and some profiles there apply to every pod.
+/// repository. Its other profiles are not served by default, because some of them apply to every pod.
 const SHOWN: &str = "nginx";
 /// The profile that is served if there are no profile files.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");

@@ -15,8 +15,8 @@ use serde_json::Value;
 /// Namespaces by name.
 pub(crate) type Namespaces = BTreeMap<Box<str>, Namespace>;
 
-/// The failure mode of each namespace; `None` if it is not opted in. The namespaces themselves are moved to the
-/// snapshot.
+/// The failure mode of each namespace; `None` if it is not opted in. It is stored separately, because the namespaces
+/// themselves are moved to the snapshot.
 pub(crate) type FailureModes = BTreeMap<Box<str>, Option<FailureMode>>;
 
 /// A namespace with its failure mode, as in `shop=required`.
@@ -74,7 +74,7 @@ pub(crate) fn failure_modes(namespaces: &Namespaces) -> FailureModes {
 /// them.
 ///
 /// # Errors
-/// The file cannot be read, or has another structure.
+/// The file cannot be read, or has a different structure.
 pub(crate) fn from_file(path: &Path) -> anyhow::Result<Namespaces> {
     let read = || from_text(&std::fs::read_to_string(path)?);
     read().with_context(|| format!("--namespace-file {} cannot be used", path.display()))

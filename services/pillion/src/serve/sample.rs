@@ -36,8 +36,8 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Returns the first sample that is injected, among all pairs of profiles and namespaces. If there is none, returns
-    /// a sample that is not injected.
+    /// Returns the first sample that is injected, among the first [`ATTEMPTS`] pairs of a profile and a namespace. If
+    /// there is none, returns a sample that is not injected.
     pub(crate) fn find<'n>(snapshot: &Snapshot, namespaces: &(impl Iterator<Item = &'n str> + Clone)) -> Self {
         let pairs = snapshot.profiles().iter().flat_map(|profile| {
             let own = profile.name().namespace.as_deref();

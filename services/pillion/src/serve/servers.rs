@@ -1,6 +1,6 @@
 //! The two ports of a replica: admission over TLS, and operations (probes and metrics) over plain HTTP.
 //!
-//! The operations port has its own thread, so that probes of a busy process do not wait behind its work.
+//! The operations port has its own thread, so that probes do not wait while the process is busy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ pub(crate) struct Parts {
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) lookups: Option<ReviewLookups>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
-    /// The kill switch, which disables all decisions.
+    /// The kill switch. While it disables decisions, every object is allowed unchanged.
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,
@@ -169,8 +169,8 @@ pub(crate) async fn bind(argument: &str, address: SocketAddr) -> anyhow::Result<
 const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// Raises the soft limit of file descriptors to the hard limit, since each connection takes one descriptor. Warns if
-/// the limit is too low for `connections`. The soft limit is low only for programs that use `select`; Go programs raise
-/// it in the same way.
+/// the limit is too low for `connections`. The default soft limit is low only for the sake of programs that use
+/// `select`. Go programs raise it in the same way.
 fn raise_descriptor_limit(connections: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

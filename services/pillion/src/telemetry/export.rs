@@ -23,11 +23,11 @@ use tracing::{info, warn};
 
 /// The maximum number of queued spans, which is enough for about 300 requests.
 const MAX_QUEUED: usize = 2_048;
-/// The number of spans in a batch.
+/// The maximum number of spans in a batch.
 const BATCH: usize = 512;
 /// The maximum time that queued spans wait for a full batch.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// The timeout of sending a batch. The exporter's own timeout does not cover the connection.
+/// The timeout for sending a batch. The exporter's own timeout does not cover the connection.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

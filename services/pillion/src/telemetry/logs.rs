@@ -18,8 +18,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 /// The default level.
 pub(crate) const DEFAULT_LEVEL: &str = "info";
 
-/// Targets that are off unless the level enables them by name. The client logs each failed request a second time,
-/// without context, and the spans of requests are only for traces.
+/// Targets that are off unless the level enables them by name. The Kubernetes client logs each failed request a second
+/// time, without context. The spans of requests are only for traces.
 const QUIET: &str = "kube_client=off,pillion_trace=off";
 
 /// The level after the signal. It includes each decision, and debug lines only of this program.

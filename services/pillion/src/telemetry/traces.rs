@@ -118,7 +118,7 @@ impl Sampling {
         f64::from_bits(self.0.ratio.load(Ordering::Relaxed))
     }
 
-    /// Whether one more failed request may be sampled in this second.
+    /// Whether one more failed request may be sampled in this second. If so, counts it.
     fn samples_error(&self, now: Instant) -> bool {
         let most = self.0.errors_per_second.load(Ordering::Relaxed);
         let mut second = self.0.errors.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Finds the folders of profiles below the given paths.
 //!
 //! A folder of profiles contains a `profile.yaml`, and its test cases in `tests/`. Its sibling folders are read too,
-//! since its profiles may extend profiles in these.
+//! since profiles may extend profiles in sibling folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -87,7 +87,8 @@ pub(crate) fn run(args: TestArgs) -> anyhow::Result<Exit> {
     Ok(Exit::findings(!suites.iter().all(Suite::passes)))
 }
 
-/// Updates the expected results of failing cases. Returns whether any result changed.
+/// Updates the expected results of failing test cases, and adds results to test cases without expectations. Returns
+/// whether any result changed.
 fn update_all(suites: &[Suite]) -> anyhow::Result<bool> {
     let mut updates: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for case in suites.iter().flat_map(|suite| &suite.cases) {

@@ -22,7 +22,7 @@ pub(super) struct Suite {
     /// The names of the folder's profiles.
     pub(super) profiles: Vec<String>,
     pub(super) cases: Vec<Outcome>,
-    /// Problems of the folder's profiles, and of unreadable files of test cases.
+    /// Problems of the folder's profiles, and of files of test cases that cannot be read or parsed.
     pub(super) problems: Vec<Problem>,
     /// Warnings about the folder's profiles.
     pub(super) warnings: Vec<Problem>,
@@ -166,7 +166,7 @@ impl Suite {
 }
 
 /// Returns the update that makes a case pass. `None` if the case has no `result` but other expectations, if the object
-/// is denied, or if the result already matches.
+/// is denied, if the case cannot be run, or if the result already matches.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {

@@ -56,7 +56,7 @@ pub(super) fn write(updates: &BTreeMap<String, Vec<(String, Update)>>) -> anyhow
     Ok((written, left))
 }
 
-/// Returns the file's text with the result in place of this range.
+/// Returns the file's text, in which the result replaces the range `place`.
 fn edited(text: &str, place: Range<usize>, object: &Value) -> anyhow::Result<String> {
     let begins_line = place.start == 0 || text.get(..place.start).is_some_and(|text| text.ends_with('\n'));
     let object = output::yaml(object)?;

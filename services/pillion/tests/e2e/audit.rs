@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{NGINX, Rig, SOON, bare_pod, install_crds, names};
 
-/// Maximum time in which the audit must report a finding.
+/// Time limit for the audit to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// A profile for pods with exactly one container. The test edits its template.
@@ -163,8 +163,8 @@ fn labelled(name: &str, label: &str, value: &str) -> Json {
     pod
 }
 
-/// Waits more than two seconds. Timestamps of objects are whole seconds, so the order of events with a smaller distance
-/// is unknown.
+/// Waits more than two seconds. Timestamps of objects are whole seconds, so the order of events that are closer
+/// together is unknown.
 async fn wait_for_later_timestamp() {
     tokio::time::sleep(Duration::from_millis(3_200)).await;
 }

@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::direct::{Direct, metric, review};
 use crate::rig::{Rig, SOON, bare_pod, is_untouched, names};
 
-/// Maximum time in which every replica must apply the state of the kill switch.
+/// Time limit for every replica to apply a state of the kill switch.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 /// A namespace whose pods are rejected while no replica responds.
 const SHOP: &str = "shop";
@@ -364,7 +364,7 @@ fn break_glass_commands_work_without_replicas() {
         let policies = ["get", all, "-o", "jsonpath={.items[*].webhooks[*].failurePolicy}"];
         let policies = cluster.kubectl_ok(&policies).await?;
         ensure!(!policies.is_empty() && !policies.contains("Fail"), "failure policies: {policies}");
-        // The test in guardrails.rs checks the effect of this setting.
+        // The test in guardrails.rs checks the effect of `records: ignored`.
         page.run(cluster, "Stop the rejections").await?;
         ensure!(data().await? == r#"{"records":"ignored","webhooks":"enabled"}"#);
         page.run(cluster, "Stop the rejections").await?;

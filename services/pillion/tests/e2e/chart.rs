@@ -116,7 +116,7 @@ async fn fail_job(control_plane: &ControlPlane, name: &str) -> Result<()> {
     end_job(&jobs, &serde_json::to_value(job)?, ["FailureTarget", "Failed"]).await
 }
 
-/// Sets the conditions of a job that has ended, like the job controller.
+/// Sets the conditions of a finished job, as the job controller does.
 async fn end_job(jobs: &Api<Job>, job: &Json, conditions: [&str; 2]) -> Result<()> {
     let now = &job["metadata"]["creationTimestamp"];
     let conditions = conditions.map(|kind| json!({"type": kind, "status": "True", "lastTransitionTime": now}));
@@ -271,7 +271,8 @@ fn release_installs_injects_upgrades_and_uninstalls() {
             ])
             .await?;
         ensure!(left.is_empty(), "{left}");
-        // The API server receives the deletion of the webhook configuration through its watch.
+        // The API server receives the deletion of the webhook configuration through its watch, so it may still call the
+        // webhook for a moment.
         let create = ["--namespace", "team-a", "run", "app", "--image=app:1"];
         eventually(SOON, "a pod is created", async || control_plane.kubectl_ok(&create).await.map(drop)).await
     });

@@ -36,7 +36,7 @@ const DAY: i64 = 24 * HOUR;
 /// leader reconciles once per second.
 const RECONCILIATIONS: u32 = 3;
 
-/// Maximum time in which the leader must restore a CA bundle.
+/// Time limit for the leader to restore a CA bundle.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
 /// The last byte of the address of the first controller with a moved clock, and of the first such replica.
@@ -406,7 +406,8 @@ fn clock_of_former_leader_shortens_no_wait() {
         .await?;
         managed.expect_phase_stays("expanded", Duration::from_secs(5)).await?;
 
-        // The first controller gets the right time again, after the second controller began the soak with a wrong time.
+        // The second controller begins the soak with a clock that is four minutes behind. Then it is killed, and the
+        // first controller restarts with the right time. This must not shorten the soak.
         clocks[place].ahead_by(0)?;
         clocks[1 - place].ahead_by(-240)?;
         second.process().resume()?;

@@ -1,5 +1,6 @@
 //! Compares the webhook with `MutatingAdmissionPolicy` on one API server: processor time, latency and memory for the
-//! same pod and the same containers. docs/benchmarks.md explains the figures.
+//! same pod and the same containers. A cell is a combination of a side, such as the webhook, and numbers of profiles or
+//! policies. docs/benchmarks.md explains the figures.
 //!
 //! `PILLION_PROGRAM` names the build to measure, and `PILLION_ROUNDS` sets the number of rounds.
 
@@ -30,7 +31,7 @@ pub(crate) use self::report::{date, machine, program};
 
 /// The number of replicas.
 const REPLICAS: u8 = 3;
-/// The number of writers while processor time is measured, as in the first measurement. Latency is measured with one.
+/// The number of writers while processor time is measured. Latency is measured with one writer.
 const WRITERS: usize = 4;
 /// The number of pods of a round for processor time, and for latency. Rounds of slow cells have fewer.
 const PODS: usize = 1_000;
@@ -39,7 +40,8 @@ const LATENCY_PODS: usize = 300;
 const ROUND: Duration = Duration::from_secs(5);
 /// How long profiles and policies may take to become active.
 const ACTIVE_WITHIN: Duration = Duration::from_mins(3);
-/// How long the API server may take until it is idle, and the processor time that idle processes use in half a second.
+/// How long the processes may take until they are idle. They are idle if they use less than this processor time
+/// together in half a second.
 const SETTLES_WITHIN: Duration = Duration::from_mins(2);
 const IDLE_TIME: Duration = Duration::from_millis(60);
 const LIMIT: Duration = Duration::from_mins(50);
@@ -147,7 +149,7 @@ impl Comparison {
         .await
     }
 
-    /// Fails unless each replica serves this number of profiles, besides the profile of the rig.
+    /// Fails unless each replica serves this number of profiles in addition to the rig's profile.
     async fn expect_served(&self, profiles: usize) -> Result<()> {
         for replica in &self.rig.replicas {
             let served = metric(replica, "pillion_webhook_profiles ").await?;
@@ -277,8 +279,8 @@ fn sidecars(pod: &Json) -> usize {
     crate::rig::names(pod).iter().filter(|name| name.starts_with("sidecar-")).count()
 }
 
-/// Removes what differs between any two pods, and the injection record. Sorts the added containers and volumes, because
-/// the API server does not define the order of policies.
+/// Removes the fields that differ between any two pods, and the injection record. Sorts the added containers and
+/// volumes, because the API server does not define the order of policies.
 fn comparable(mut pod: Json) -> Result<Json> {
     let metadata = pod["metadata"].as_object_mut().context("metadata")?;
     metadata.retain(|key, _| ["labels", "annotations", "ownerReferences"].contains(&&**key));

@@ -39,7 +39,8 @@ fn pod() -> Json {
     })
 }
 
-/// Starts a control plane with one namespace for each example. Only the policy of that example applies in it.
+/// Starts a control plane with one namespace for each example. In each namespace, only the policy of its example
+/// applies.
 async fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();

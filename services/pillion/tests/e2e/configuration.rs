@@ -33,7 +33,7 @@ use tokio::sync::watch;
 use self::kept::{KeptControlPlane, release};
 use crate::rig::{SOON, TRIES, base64, quickest};
 
-/// Maximum time in which the controller must revert a wrong change.
+/// Time limit for the controller to revert a wrong change.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Repeats a check until it succeeds, for at most [`SOON`]. Returns how long that took.
@@ -64,7 +64,7 @@ fn target(release: &Release, ca: &TestCa, epoch: u64) -> Target {
     Target::new(settings, rules, ca.bundle_pem().into_bytes(), epoch)
 }
 
-/// Returns settings with which the keeper of the webhook configurations repairs without pauses.
+/// Returns settings with which a `Keeper` repairs the webhook configurations without pauses.
 fn without_pauses() -> Settings {
     let mut settings = Settings::default();
     settings.at_once = 1000;

@@ -108,7 +108,7 @@ fn cost_sums_requests_of_injected_containers() {
     });
 }
 
-/// A quota, and an autoscaler of the Deployment whose pod `deployment_pod` is.
+/// A quota, and an autoscaler of the Deployment to which the pod from `deployment_pod` belongs.
 const NEEDS: &str = "
 apiVersion: v1
 kind: ResourceQuota

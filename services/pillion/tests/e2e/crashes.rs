@@ -22,7 +22,7 @@ const KILLS: u64 = 2;
 const PODS_BETWEEN: u64 = 120;
 /// The delay between a batch of pods and a kill increases by this much from one kill to the next.
 const STEP: Duration = Duration::from_millis(3);
-/// How long the kubelet takes to notice that a container has ended.
+/// How long the kubelet takes to notice that a container has terminated.
 const END_DETECTION: Duration = Duration::from_secs(1);
 /// How long the kubelet's probes take to notice that a container hangs. After the same time again, the kubelet kills
 /// it.
@@ -118,7 +118,8 @@ impl ReplicaFault {
         let effective = Instant::now();
         tokio::time::sleep(SILENCE_DETECTION).await;
         rig.service.set_ready(address, false).await?;
-        // Until a TCP timeout closes them, the API server reuses each idle connection to the silent node for one pod.
+        // The API server reuses each idle connection to the silent node for one pod, until a TCP timeout closes the
+        // connection.
         let recovered = Instant::now() + SLICE_PROPAGATION;
         tokio::time::sleep(HANG_DETECTION).await;
         drop(silence);
@@ -127,7 +128,7 @@ impl ReplicaFault {
         Ok(Self { kind: FaultKind::Silent, at, effective, recovered })
     }
 
-    /// Whether a pod was sent during the outage.
+    /// Whether the request for a pod was sent during the outage.
     fn includes(&self, created: &Creation) -> bool {
         (self.at..=self.recovered).contains(&created.sent)
     }

@@ -23,7 +23,7 @@ use crate::prometheus::Prometheus;
 use crate::rig::{REJECTED, SOON, bare_pod};
 use crate::rotation::Damage;
 
-/// Maximum time in which an alert must fire. It is several times as long as a window.
+/// Time limit for an alert to fire. It is several times as long as a window.
 const FIRES_WITHIN: Duration = Duration::from_mins(1);
 /// Alerts that must not fire in a healthy cluster.
 const INACTIVE_ALERTS: [&str; 28] = [

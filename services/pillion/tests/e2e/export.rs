@@ -1,5 +1,5 @@
-//! Exported policies on a real API server must decide like the engine: they accept and reject the same objects, with
-//! the same status.
+//! Exported policies on a real API server must make the same decisions as the engine: they accept and reject the same
+//! objects, with the same status.
 
 mod cases;
 

@@ -17,7 +17,7 @@ use crate::chart::{run, values};
 use crate::direct::{Direct, review};
 use crate::rig::{SOON, bare_pod, names};
 
-/// The time limit of one command, including the delay until its expected output appears.
+/// The time limit for one command, including the delay until its expected output appears.
 const OUTPUT_LIMIT: Duration = Duration::from_mins(2);
 /// The Kubernetes controllers that create the pods of a Deployment, and the controller that adds the release's
 /// permissions to the roles of Kubernetes.

@@ -20,17 +20,18 @@ const REPLICAS: u8 = 3;
 const WRITERS: usize = 64;
 /// The number of pods of a gang.
 const GANG: usize = 1_028;
-/// The pods at a high rate: their number, and the number per second.
+/// The pods that are created at a high rate: their total number, and the number per second.
 const STREAM: usize = 5_000;
 const STREAM_RATE: u32 = 500;
-/// The aim for the 99th percentile of the webhook's request duration, in seconds. It depends on the machine, so the
+/// The target for the 99th percentile of the webhook's request duration, in seconds. It depends on the machine, so the
 /// test only reports whether it is reached.
 const AIM: f64 = 0.001;
 /// The histogram of the webhook's request durations.
 const DURATIONS: &str = "pillion_webhook_request_duration_seconds";
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The webhook's request durations in a burst: the number of requests at most as long as each bound, in seconds.
+/// The webhook's request durations in a burst: for each bound in seconds, the number of requests that took at most this
+/// long.
 #[derive(Debug, Default)]
 struct Durations(BTreeMap<String, f64>);
 

@@ -1,5 +1,5 @@
 //! Tests the guardrails of the chart on a real API server. A tenant with the role `admin` writes a secret into a
-//! profile, and a pod author creates pods while no replica decides about them.
+//! profile, and a pod author creates pods while no replica reviews them.
 
 use std::path::Path;
 
@@ -323,7 +323,7 @@ async fn refusal(rig: &Rig, namespace: &str, pod: &Json) -> Result<String> {
     Ok(created.err().with_context(|| format!("a pod was created in {namespace}"))?.to_string())
 }
 
-/// Waits until the API server rejects pods that no replica has decided about. Returns the message.
+/// Waits until the API server rejects pods that no replica has reviewed. Returns the message.
 async fn wait_for_rejection(rig: &Rig, namespace: &str) -> Result<String> {
     eventually(SOON, "pods are rejected", async || {
         let error = refusal(rig, namespace, &plain()).await?;

@@ -225,7 +225,7 @@ fn upgrade_that_adds_records_rejects_no_pod() {
     });
 }
 
-/// A policy whose parameters are of the same kind as those of the release's policies.
+/// A policy whose parameters have the same kind as the parameters of the release's policies.
 const MARKER: &str = "
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy

@@ -35,7 +35,7 @@ use crate::rig::{Rig, SOON};
 
 /// The number of pods.
 const PODS: usize = 6;
-/// Maximum time of a rollout.
+/// Time limit for a rollout.
 const ROLLOUT_LIMIT: Duration = Duration::from_mins(2);
 
 fn profile(tag: &str, rollout: &Json) -> String {
@@ -205,7 +205,7 @@ impl Drop for Shop {
 }
 
 impl Shop {
-    /// Starts a cluster with these pods, which have the revision of the tag `1`. No leader runs afterwards.
+    /// Starts a cluster with this number of pods, which have the revision of the tag `1`. No leader runs afterwards.
     async fn start(
         control_plane: pillion_testkit::control_plane::Builder,
         pods: usize,
@@ -285,7 +285,7 @@ impl Shop {
         self.ends(&before, phase).await
     }
 
-    /// Waits until the rollout of another revision than `before` has ended in this phase.
+    /// Waits until the rollout of a revision other than `before` has ended in this phase.
     async fn ends(&self, before: &str, phase: UpgradePhase) -> Result<UpgradeStatus> {
         let mut ended = None;
         self.wait_for("the rollout ends", async || {
@@ -298,8 +298,8 @@ impl Shop {
         ended.context("it has ended")
     }
 
-    /// Starts leaders one after the other, each of which ends after a few writes, until the rollout of another revision than
-    /// `before` has ended in this phase. Returns the number of leaders.
+    /// Starts leaders one after the other, each of which ends after a few writes, until the rollout of a revision other
+    /// than `before` has ended in this phase. Returns the number of leaders.
     async fn lead_until_end(&self, before: &str, phase: UpgradePhase) -> Result<usize> {
         let client = self.client();
         let mut leaders = 0;
@@ -325,7 +325,7 @@ impl Shop {
         Ok(leaders)
     }
 
-    /// Waits until another revision than `before` is published, and returns it.
+    /// Waits until a revision other than `before` is published, and returns it.
     async fn wait_for_revision(&self, before: &str) -> Result<String> {
         let mut found = None;
         self.wait_for("the revision is published", async || {
@@ -338,7 +338,7 @@ impl Shop {
         found.context("it is published")
     }
 
-    /// Returns the restarts of the sidecars, by pod.
+    /// Returns the number of restarts of each pod's sidecar.
     async fn restarts(&self) -> Result<BTreeMap<String, i64>> {
         let of = |pod: &Json| {
             let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -412,8 +412,8 @@ fn running_pods_are_upgraded_in_steps_or_step_back() {
             }
             ensure!(before.values().all(|restarts| *restarts == 0), "{before:?}");
 
-            // Revisions that do not work are rolled out to at most the pods of the first step, and these pods return to the
-            // previous revision. Between them, revisions that work are rolled out to all pods.
+            // Revisions that do not work are rolled out to at most the pods of the first step, and these pods return to
+            // the previous revision. Between them, revisions that work are rolled out to all pods.
             let mut good = "2";
             for run in 0..runs {
                 if run > 0 {
@@ -633,7 +633,7 @@ fn profile_with_version(version: &str, rollout: &Json) -> Result<String> {
 /// The number of Deployments in the test of restarts, and the pods of each.
 const WORKLOADS: usize = 8;
 const REPLICAS: usize = 2;
-/// After how many writes the leaders end.
+/// The numbers of writes after which the leaders end.
 const LEADERS_END_AFTER: [usize; 5] = [4, 2, 3, 5, 6];
 
 impl Shop {
@@ -660,7 +660,7 @@ impl Shop {
     }
 }
 
-/// Starts a leader that ends after the next number of writes. The leader after the last number does not end.
+/// Starts a leader that ends after the next number of writes in `ends`. If no number is left, the leader does not end.
 fn next_leader(client: &Client, ends: &mut impl Iterator<Item = usize>) -> Result<(DropGuard, CancellationToken)> {
     let (writer, dead) = match ends.next() {
         Some(writes) => dying_client(client, writes),
@@ -696,8 +696,8 @@ fn pods_are_evicted_in_shares_of_workloads() {
         };
         let old = uids(&shop.pods().await?);
 
-        // All workloads replace their pods, each pod once, and never more than three at a time. Several leaders end, after
-        // writes of the status or after evictions.
+        // All workloads replace their pods, each pod once, and never more than three at a time. Several leaders end,
+        // after writes of the status or after evictions.
         drop(first_leader);
         let mut ends = LEADERS_END_AFTER.into_iter();
         let (mut leader, mut dead) = next_leader(&client, &mut ends)?;

@@ -23,7 +23,7 @@ const NODES: usize = 100;
 const NAMESPACES: usize = 50;
 /// The controller's maximum number of requests per second.
 const REQUESTS_PER_SECOND: u32 = 200;
-/// Maximum time to create the pods, and of one rollout.
+/// Time limit for creating the pods, and for one rollout.
 const LIMIT: Duration = Duration::from_mins(30);
 
 fn profile(tag: &str) -> String {
@@ -102,7 +102,8 @@ fn rollout_reaches_all_pods_of_large_cluster() {
         let leader = managed.controllers.first_mut().context("a controller")?.process().pid();
         let rig = &managed.rig;
         let control_plane = &rig.control_plane;
-        // The permissions that the chart adds for `rollout.inPlace`; another test compares them with the requests.
+        // The controller gets all permissions. Other tests check the permissions that the chart adds for
+        // `rollout.inPlace`.
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "rollouts"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},

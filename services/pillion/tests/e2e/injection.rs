@@ -11,7 +11,7 @@ use crate::rig::{
 };
 use crate::rolling::injected_by;
 
-/// Asserts that a pod contains all parts of the profile. The sidecar must come after its author's containers, which
+/// Asserts that a pod contains all parts of the profile. The sidecar must come after the pod author's containers, which
 /// have the names `own`.
 fn assert_injected(pod: &Json, own: &[&str]) {
     let mut expected: Vec<_> = own.iter().map(|name| (*name).to_owned()).collect();

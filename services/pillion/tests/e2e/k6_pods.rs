@@ -1,6 +1,6 @@
 //! Runs the load test that creates pods through the API server, with the real k6, as load-tests/README.md describes.
-//! The service account of k6 has no other permission. The run must pass for injected pods, and fail for a pod without
-//! its sidecar.
+//! The service account of k6 may only create and delete pods. The run must pass for injected pods, and fail for a pod
+//! without its sidecar.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

@@ -33,17 +33,17 @@ use crate::writers::{PodRequest, Writers};
 
 const REPLICAS: u8 = 2;
 const CONTROLLERS: u8 = 2;
-/// The number of writers that create pods at the same time, and other objects.
+/// The number of writers that create pods and other objects at the same time.
 const WRITERS: usize = 32;
 /// The number of pods of each stage that are created while no replica runs.
 const MISSED: usize = 10;
 /// How long the processor time of idle processes is measured.
 const IDLE: Duration = Duration::from_secs(10);
-/// How long a step may take that has no budget, such as the creation of the pods of a stage.
+/// Time limit for a step that has no budget, such as the creation of the pods of a stage.
 const PATIENCE: Duration = Duration::from_mins(40);
 const LIMIT: Duration = Duration::from_mins(58);
 
-/// The Lease, the certificates and the log have their default settings.
+/// The policy of the controllers. The Lease, the certificates and the log have their default settings.
 const POLICY: &str = "\
 apiVersion: config.pillion.dev/v1alpha1
 kind: ControllerPolicy
@@ -248,7 +248,7 @@ impl LargeCluster {
         pids.into_iter().map(|(name, pid)| Ok((name, Usage::of(pid)?))).collect()
     }
 
-    /// Grows the cluster to this number of pods, and measures it.
+    /// Adds the pods with these numbers to the cluster, and measures it.
     async fn stage(&mut self, pods: Range<usize>) -> Result<Stage> {
         let mut stage = Stage::new(pods.end, &self.sizes);
         self.create(pods, &mut stage).await?;
@@ -258,7 +258,7 @@ impl LargeCluster {
         Ok(stage)
     }
 
-    /// Creates pods through the webhook.
+    /// Creates pods through the webhook, and measures what that costs.
     async fn create(&mut self, pods: Range<usize>, stage: &mut Stage) -> Result<()> {
         let (leader, replica) = (self.leader()?.process().pid(), self.managed.rig.replicas[0].process().pid());
         let before = self.usages()?;
@@ -335,7 +335,7 @@ impl LargeCluster {
         stage.found(begun.elapsed());
 
         self.managed.rig.replicas.clear();
-        // A busy machine can delay one of them.
+        // A busy machine can delay one of the replicas, so only the quickest start counts.
         let mut quickest = Duration::MAX;
         for number in 1..=REPLICAS {
             let begun = Instant::now();
@@ -355,8 +355,8 @@ impl LargeCluster {
         Ok(())
     }
 
-    /// Kills the leader, and measures what the next leader needs until its audit is complete. Then starts another
-    /// controller.
+    /// Kills the leader, and measures the resources that the next leader uses until its audit is complete. Then starts
+    /// another controller.
     async fn change_leader(&mut self, stage: &mut Stage) -> Result<()> {
         let old = self.leader;
         let standby = self.managed.controllers.iter_mut().find(|one| one.address() != old).context("the standby")?;
@@ -396,7 +396,8 @@ fn large_cluster_is_within_budgets() {
             let begun = Instant::now();
             report.stages.push(cluster.stage(from..to).await?);
             print_figures(&format!("the stage with {to} pods took {:.0?}", begun.elapsed()));
-            // A later stage may fail, for instance because the machine has too little memory.
+            // Prints the report after each stage, since a later stage may fail, for instance because the machine has
+            // too little memory.
             report.print()?;
             from = to;
         }

@@ -99,8 +99,8 @@ impl Managed {
         Ok(Self { rig, controllers: running, spec })
     }
 
-    /// Starts one replica and one controller. Both policies define this additional opt-in label, which no namespace has
-    /// yet.
+    /// Starts one replica and one controller. The policies of both define this additional opt-in label, which no
+    /// namespace has yet.
     pub(crate) async fn start_with_opt_in_label(label: &str) -> Result<Self> {
         let policy = format!("{QUICK}webhooks: {{optIn: [{label}]}}\n");
         let mut managed = Self::start_without_namespace(ControlPlane::builder(), &policy, 1, 1).await?;
@@ -194,7 +194,7 @@ impl Managed {
         .await
     }
 
-    /// Damages the Secrets of the release in this way.
+    /// Damages the Secrets of the release as `damage` specifies.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<()> {
         let (record, serving) = (format!("{RELEASE}-ca"), format!("{RELEASE}-serving"));
         let another = || TestCa::new()?.serving(&["another.example"]).map(|(_, key)| key);

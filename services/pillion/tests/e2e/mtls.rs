@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::rig::{Rig, SOON, bare_pod, names};
 
-/// The documentation page, whose files the test uses unchanged.
+/// The documentation page, whose configuration files the test uses. Only their folder is replaced.
 const PAGE: &str = include_str!("../../../../docs/certificates.md");
 const CLIENT_NAME: &str = "kube-apiserver-pillion";
 

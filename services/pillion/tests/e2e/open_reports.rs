@@ -69,8 +69,8 @@ fn reports(client: Client) -> Api<DynamicObject> {
     Api::all_with(client, &ApiResource::from_gvk(&kind))
 }
 
-/// Waits until the reports are these: the namespace, the summary's pass, fail, warn and skip, and the number of listed
-/// results. Returns the reports.
+/// Waits until the reports have the expected values: the namespace, the summary's pass, fail, warn and skip, and the
+/// number of listed results. Returns the reports.
 async fn wait_for_reports(control_plane: &ControlPlane, what: &str, expected: &[Json]) -> Result<Vec<Json>> {
     eventually(PATIENCE, what, async || {
         let list = reports(control_plane.client()).list(&ListParams::default()).await?;
@@ -88,7 +88,7 @@ async fn wait_for_reports(control_plane: &ControlPlane, what: &str, expected: &[
     .await
 }
 
-/// Applies the controller's roles, with those for reports from the chart.
+/// Applies the controller's roles, and the chart's roles for reports.
 async fn grant(control_plane: &ControlPlane) -> Result<()> {
     control_plane.apply_yaml(CONTROLLER).await?;
     let arguments = ["template", "pillion", "--show-only", "templates/rbac-controller.yaml"];

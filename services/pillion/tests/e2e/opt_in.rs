@@ -14,9 +14,9 @@ use crate::rig::{SOON, bare_pod, is_untouched, names};
 /// The label with which namespaces of the migrated cluster opt in.
 const LABEL: (&str, &str) = ("istio-injection", "enabled");
 
-/// Maximum time until the controller has counted the namespaces, which it does once a minute.
+/// Time limit for the controller to count the namespaces, which it does once a minute.
 const COUNTED: Duration = Duration::from_mins(2);
-/// Maximum time in which the audit must report a finding.
+/// Time limit for the audit to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts a cluster with namespaces that opt in with either label, and one that opts out.

@@ -1,5 +1,5 @@
-//! Tests `pillion profiles export`: with the exported revisions, commands without a cluster decide as the API server's
-//! webhook does.
+//! Tests `pillion profiles export`: with the exported revisions, commands without a cluster make the same decisions as
+//! the webhook in the cluster.
 
 use std::path::PathBuf;
 
@@ -73,7 +73,7 @@ fn exported_profiles_decide_as_the_cluster() {
         })
         .await?;
 
-        // A later text of a profile that is not accepted has no effect, neither in the cluster nor in the export.
+        // A later spec of a profile has no effect if it is not accepted, neither in the cluster nor in the export.
         control_plane.apply_yaml(&NGINX.replace("        image: nginx:1.29\n", "")).await?;
         let (code, bundle, error) = export(control_plane, &["-n", "team-a"]).await?;
         ensure!(code == Some(0) && error.is_empty(), "{error}");
@@ -136,7 +136,7 @@ fn export_selects_revision_of_rollout() {
         let (_, by_hash, _) = export(control_plane, &["nginx", "--revision", hash.trim_matches('"')]).await?;
         ensure!(by_hash == newest, "{by_hash}");
 
-        // A profile whose text was never accepted is left out.
+        // A profile whose spec was never accepted is left out.
         let broken = NGINX.replace("name: nginx\n", "name: broken\n").replace("        image: nginx:1.29\n", "");
         control_plane.apply_yaml(&broken).await?;
         let (code, text, error) = export(control_plane, &[]).await?;

@@ -30,7 +30,7 @@ use serde_json::json;
 use crate::audit::Audit;
 use crate::rig::{NGINX, PATIENCE, bare_pod, install_crds, names};
 
-/// Maximum time in which the audit must report a finding.
+/// Time limit for the audit to report a finding.
 const FOUND_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) const WEBHOOK: &str = include_str!("../../../../deploy/rbac/webhook.yaml");

@@ -17,9 +17,9 @@ use serde_json::{Value as Json, json};
 use crate::direct::metric;
 use crate::load::print_figures;
 
-/// Maximum time in which the cluster must show a requested change.
+/// Time limit for the cluster to show a requested change.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// Maximum time of a step without a documented duration, such as starting processes that wait for one another.
+/// Time limit for a step without a documented duration, such as starting processes that wait for one another.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Maximum number of attempts at a step with a short time limit.
@@ -46,8 +46,8 @@ spec:
 /// The shipped profile.
 pub(crate) const NGINX: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 
-/// Returns the program that replicas run. `PILLION_PROGRAM` names another build than that of the tests, for
-/// measurements.
+/// Returns the program that replicas run. For measurements, `PILLION_PROGRAM` names a build other than that of the
+/// tests.
 pub(crate) fn program() -> PathBuf {
     std::env::var_os("PILLION_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_pillion").into(), PathBuf::from)
 }
@@ -187,8 +187,8 @@ impl Rig {
     }
 }
 
-/// Installs the CRDs that the program prints with client-side apply, like most users. Client-side apply limits their
-/// size. If the control plane had the CRDs at the start of the test, does nothing.
+/// Installs the CRDs that the program prints. Uses client-side apply, as most users do, because it limits the size of
+/// CRDs. If the control plane had the CRDs at the start of the test, does nothing.
 pub(crate) async fn install_crds(control_plane: &ControlPlane) -> Result<()> {
     if control_plane.has_crds() {
         return Ok(());

@@ -20,7 +20,7 @@ const PODS_BETWEEN: u64 = 100;
 /// for the other.
 const LAGS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(600), Duration::from_millis(1200)];
-/// Maximum time in which a change of a profile must reach every replica, on a busy machine with two cores.
+/// Time limit for a change of a profile to reach every replica, on a busy machine with two cores.
 const CHANGED: Duration = Duration::from_secs(5);
 
 /// The replicas of a Deployment.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::rig::{Rig, SOON, bare_pod};
 
-/// Maximum time until new pods are available.
+/// Time limit for new pods to become available.
 const AVAILABLE_WITHIN: Duration = Duration::from_mins(2);
 
 /// The name of the evicted pod, which the simulated nodes ignore.

@@ -150,7 +150,7 @@ fn commands_steer_rollout_by_annotation() {
         cluster.succeed("rollout resume shipper").await?;
         let first = cluster.annotation(SHIPPER).await?;
         ensure!(first.starts_with("resume b2b2 20"), "{first}");
-        // The second request needs another time. Otherwise the controller would treat it as already handled.
+        // The second request needs a different time. Otherwise the controller would treat it as already handled.
         cluster.succeed("rollout resume shipper").await?;
         let second = cluster.annotation(SHIPPER).await?;
         ensure!(second.starts_with("resume b2b2 20") && second != first, "{second}");

@@ -21,11 +21,11 @@ use crate::rolling::expect_no_loss;
 
 /// Number of rotations. `PILLION_ROTATIONS` overrides it.
 const ROTATIONS: u64 = 8;
-/// Maximum time of one rotation, on a busy machine with two cores.
+/// Time limit for one rotation, on a busy machine with two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// The time limit of up to 100 rotations. For more rotations, it increases in proportion.
+/// Time limit for up to 100 rotations. For more rotations, it increases in proportion.
 const ALL_WITHIN: Duration = Duration::from_mins(5);
-/// Maximum time in which the leader must restore a webhook configuration.
+/// Time limit for the leader to restore a webhook configuration.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(1);
 /// Pods per second during a test.
 pub(crate) const RATE: u64 = 15;
@@ -477,9 +477,9 @@ fn foreign_epoch_is_overwritten_without_rotation() {
 pub(crate) enum Damage {
     /// The serving Secret is deleted.
     CertificateDeleted,
-    /// The serving Secret has another key.
+    /// The serving Secret has a key that does not belong to its certificate.
     CertificateWithWrongKey,
-    /// The serving certificate is for another name.
+    /// The serving certificate is for a different name.
     CertificateForWrongName,
     /// The serving certificate is not valid PEM.
     CertificateInvalid,
@@ -487,7 +487,7 @@ pub(crate) enum Damage {
     RecordDeleted,
     /// The record is not valid JSON.
     RecordInvalid,
-    /// The CA has another key.
+    /// The CA has a key that does not belong to its certificate.
     CaWithWrongKey,
     /// Both Secrets are deleted.
     BothDeleted,

@@ -1,5 +1,6 @@
-//! Tests the safety net on a real API server: pods that only its admission policy served are equal to pods that a
-//! replica injected, and a replica undoes what the policy did. The controller keeps the policy in step.
+//! Tests the safety net on a real API server: pods that only its admission policy changed must be equal to pods that a
+//! replica injected, and a replica undoes the changes of the policy. The controller updates the policy when profiles
+//! change.
 
 mod cases;
 
@@ -59,7 +60,7 @@ async fn send_all(rig: &Rig, pods: &[(&'static str, Json)]) -> Result<Vec<Json>>
     futures::stream::iter(pods.iter().map(|(namespace, pod)| send(rig, namespace, pod))).buffered(8).try_collect().await
 }
 
-/// Removes what differs between two creations of the same pod.
+/// Removes the fields that differ between two creations of the same pod.
 fn comparable(mut pod: Json) -> Json {
     if let Some(metadata) = pod["metadata"].as_object_mut() {
         for field in ["uid", "creationTimestamp", "managedFields", "resourceVersion"] {
@@ -78,7 +79,7 @@ fn without_mark(pod: &Json) -> Json {
     pod
 }
 
-/// Fails with the first differences between the results.
+/// Returns an error with the first three differences unless the results are equal.
 fn expect_equal(what: &str, pods: &[(&str, Json)], expected: &[Json], found: &[Json]) -> Result<()> {
     let all = pods.iter().zip(expected.iter().zip(found));
     let different: Vec<_> = all.filter(|(_, (expected, found))| expected != found).collect();
@@ -174,14 +175,14 @@ fn policy_serves_pods_as_replicas_do() {
         let covered: Vec<_> = (0..PODS).map(|number| generator.pod(number, true)).collect();
         let others: Vec<_> = (0..OTHERS).map(|number| generator.pod(number, false)).collect();
 
-        // The webhook alone.
+        // Only the webhook changes the pods.
         ensure!(net.policies.get_opt(POLICY).await?.is_none(), "the controller has no permission yet");
         let alone = send_all(net.rig(), &covered).await?;
         let others_alone = send_all(net.rig(), &others).await?;
         let injected = alone.iter().filter(|pod| pod.to_string().contains("pillion.dev/injected")).count();
         ensure!(injected > PODS / 2 && injected < PODS, "{injected} of {PODS} pods are injected");
 
-        // Policy and webhook.
+        // The policy and the webhook change the pods.
         net.rig().control_plane.apply_yaml(&role().to_string()).await?;
         net.wait_for(COVERED_PROFILES).await?;
         eventually(SOON, "the API server evaluates the policy", async || {
@@ -200,7 +201,7 @@ fn policy_serves_pods_as_replicas_do() {
         expect_equal("policy and webhook", &covered, &alone, &both)?;
         expect_equal("policy and webhook, with other profiles", &others, &others_alone, &others_both)?;
 
-        // The policy alone.
+        // Only the policy changes the pods.
         net.kill_replicas().await?;
         let net_alone = send_all(net.rig(), &covered).await?;
         let marked = net_alone.iter().filter(|pod| without_mark(pod) != **pod).count();
@@ -238,7 +239,7 @@ fn controller_keeps_policy_in_step() {
         })
         .await?;
 
-        // A new revision changes the policy, and a profile that no longer opts in leaves it.
+        // A new revision changes the policy, and a profile with `safetyNet: false` is removed from the policy.
         net.patch_profile("asked", &json!({"template": {"metadata": {"annotations": {"asked": "again"}}}})).await?;
         eventually(PATIENCE, "the policy has the new revision", async || {
             let now = serde_json::to_string(&net.policies.get(POLICY).await?.spec)?;
@@ -272,7 +273,8 @@ fn controller_keeps_policy_in_step() {
         .await?;
         net.wait_for(COVERED_PROFILES - 1).await?;
 
-        // The kill switch deletes the policy, and so does the deletion of the last profile.
+        // The controller deletes the policy when the kill switch disables injection, and when the last profile is
+        // deleted.
         let maps: Api<ConfigMap> = Api::namespaced(net.rig().control_plane.client(), NAMESPACE);
         for (word, profiles) in [("disabled", 0), ("enabled", COVERED_PROFILES - 1)] {
             let patch = Patch::Merge(json!({"data": {"injection": word}}));

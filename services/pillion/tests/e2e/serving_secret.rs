@@ -29,7 +29,7 @@ use tokio::net::TcpStream;
 use crate::direct::metric;
 use crate::rig::{NGINX, SOON, bare_pod, install_crds, names, quickest};
 
-/// Maximum time in which a replica must serve a new certificate.
+/// Time limit for a replica to serve a new certificate.
 const SWAPPED_WITHIN: Duration = Duration::from_secs(2);
 /// The minimal permissions of a replica.
 const ROLE: &str = "

@@ -124,7 +124,7 @@ fn restricted(mut pod: Json) -> Json {
     pod
 }
 
-/// Starts a cluster with a replica that knows the minor version of Kubernetes, as the chart writes it into the policy file.
+/// Starts a cluster with a replica. Its policy file contains the minor version of Kubernetes, as the chart's does.
 async fn start() -> Result<Rig> {
     let version = std::env::var("KUBERNETES").unwrap_or_else(|_| "1.37".to_owned());
     let minor: u32 = version.rsplit('.').next().context("a version")?.parse()?;

@@ -59,7 +59,7 @@ pub(crate) struct PodRequest {
     pub(crate) injected: Option<String>,
 }
 
-/// The creations that writers share.
+/// The state that the writers of one batch share: which pods are still to be created, and when.
 struct Shared<F> {
     pods: Range<usize>,
     limit: Duration,
@@ -119,7 +119,7 @@ impl Writers {
 }
 
 impl<F: Fn(usize) -> PodRequest> Shared<F> {
-    /// Creates pods until all have been created.
+    /// Creates pods until the writers have begun to create all pods of the batch, or the time limit is reached.
     async fn write(&self, client: &Client) -> Result<Created> {
         let mut created = Created::default();
         loop {
@@ -166,7 +166,8 @@ impl Created {
         self.failed.values().sum()
     }
 
-    /// Returns a percentile in milliseconds. The durations must be in ascending order.
+    /// Returns a percentile of the durations in milliseconds, or NaN if there are none. The durations must be in
+    /// ascending order.
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let took = self.took.get(self.took.len() * percent / 100).or_else(|| self.took.last());
         took.map_or(f64::NAN, |took| took.as_secs_f64() * 1e3)

@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::platform::{Platform, is_injected, pod};
 
-/// The interval between two creations by a client.
+/// The pause of a client after each creation.
 const PAUSE: Duration = Duration::from_millis(150);
 
 /// The results of creations.
@@ -21,7 +21,7 @@ pub(crate) struct CreationResults {
     pub(crate) injected: usize,
     /// Number of pods created without the sidecar.
     pub(crate) without: usize,
-    /// Messages of the API server for rejected pods.
+    /// The errors of failed creations, such as the API server's messages for rejected pods.
     pub(crate) refused: Vec<String>,
     /// The duration of the slowest creation.
     pub(crate) slowest: Duration,
@@ -65,7 +65,7 @@ impl Creations {
         locked(&self.results).clone()
     }
 
-    /// Stops the clients, and returns all results. Fails if they created too few pods.
+    /// Stops the clients, and returns all results. Fails if they made 20 attempts or fewer.
     pub(crate) async fn stop(mut self) -> Result<CreationResults> {
         self.stop.cancel();
         for task in std::mem::take(&mut self.tasks) {

@@ -12,17 +12,18 @@ use serde_json::{Value as Json, json};
 
 use crate::platform::{Platform, on_a_node};
 
-/// Maximum time until `explain` reports a failure. A container counts as not ready after a minute.
+/// Time limit for `explain` to report a failure. A container counts as not ready after a minute.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// A sidecar that fails, and the sentence with which `explain` reports it.
+/// A sidecar that fails, and the sentence with which `explain` reports it. If several sentences are possible, they are
+/// separated by `|`.
 struct Failure {
     name: &'static str,
     sidecar: Json,
     sentence: &'static str,
 }
 
-/// The API server rejects the pod, so it is never created.
+/// A part of the API server's message when it rejects an injected pod, which is then never created.
 const REJECTED: &str = "spec.containers[1].livenessProbe.successThreshold: Invalid value";
 
 fn failures() -> Vec<Failure> {
@@ -109,7 +110,8 @@ fn deployment(namespace: &str, profile: &str) -> Json {
            "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": pod}})
 }
 
-/// Waits until the explanation of an object contains one of the sentences, which are separated by `|`.
+/// Waits until the explanation of an object contains one of the sentences, which are separated by `|`, and has the exit
+/// code 1.
 async fn explained(platform: &Platform, namespace: &str, object: &str, sentences: &str) -> Result<()> {
     eventually(LIMIT, &format!("{object} is explained"), async || {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pillion"));

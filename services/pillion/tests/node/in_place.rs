@@ -1,6 +1,6 @@
 //! Tests upgrades of running pods in place, by the command and by the controller. The kubelet must restart only the
-//! sidecar. An image that does not work may be rolled out to at most the pods of the first step. `PILLION_PODS` sets
-//! the number of pods, and `PILLION_RUNS` how often the controller's rollouts are repeated.
+//! sidecar. An image that does not work must not reach more pods than those of the first step. `PILLION_PODS` sets the
+//! number of pods, and `PILLION_RUNS` how often the controller's rollouts are repeated.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -95,7 +95,8 @@ pub(crate) fn deployment(namespace: &str, name: &str, replicas: usize) -> Json {
 /// The pods with the label `app=web` in the namespace `shop`.
 pub(crate) struct Shop<'p>(pub(crate) &'p Platform);
 
-/// The state of a pod that an upgrade in place must not change: its UID, and the id and restarts of the application.
+/// The state of a pod that an upgrade in place must not change: its UID, and the container ID and the restart count of
+/// the application.
 pub(crate) type Identity = (String, String, i32);
 
 impl Shop<'_> {
@@ -166,8 +167,8 @@ impl Shop<'_> {
         profiles.get("shipper").await?.status.and_then(|status| status.upgrade).context("no rollout")
     }
 
-    /// Applies the profile, and waits until its rollout has ended in this phase. Returns its state and how long it
-    /// took.
+    /// Applies the profile, and waits until its rollout has ended. Fails unless it has ended in this phase. Returns the
+    /// state and the duration of the rollout.
     async fn roll_out(&self, tag: &str, cpu: &str, phase: UpgradePhase) -> Result<(UpgradeStatus, Duration)> {
         let before = self.status().await.ok().map(|status| status.revision);
         let begun = Instant::now();
@@ -221,7 +222,7 @@ fn sidecars_are_upgraded_in_running_pods() {
         for tag in ["1", "2"] {
             platform.import_idle(&format!("local.test/shipper:{tag}"))?;
         }
-        // busybox has no program of this name, so the container ends at once.
+        // busybox has no program of this name, so the container exits at once.
         let crashing = Image::new("local.test/shipper:crashing", "/pause")?.file("/pause", &cluster::busybox()?)?;
         platform.import_image(crashing)?;
         platform.namespace("shop", "enabled").await?;
@@ -238,7 +239,7 @@ fn sidecars_are_upgraded_in_running_pods() {
         ensure!(!succeeded && text.contains("local.test/shipper:missing cannot be pulled on node"), "{text}");
         ensure!(shop.count("1").await? == replicas() && shop.identities().await? == before, "{text}");
 
-        // An image that ends at once: one pod is changed, and changed back.
+        // An image whose container exits at once: one pod is changed, and then the change is reverted.
         shop.apply("crashing", "10m").await?;
         let (succeeded, text) = shop.rollout(&["--apply", "--in-place"]).await?;
         ensure!(!succeeded && text.contains("container shipper does not run: CrashLoopBackOff"), "{text}");
@@ -266,7 +267,7 @@ fn sidecars_are_upgraded_in_running_pods() {
             downtimes.iter().max(),
         );
 
-        // More CPU: no container is restarted.
+        // A larger CPU request: no container is restarted.
         let restarts = |pods: &[Pod]| -> Result<Vec<i32>> {
             pods.iter().map(|pod| Ok(container(pod, "shipper")?.restart_count)).collect()
         };
@@ -329,7 +330,7 @@ fn controller_upgrades_running_pods() {
             );
             shop.is_ready().await?;
 
-            // Other CPU and memory: no container is restarted.
+            // Different CPU and memory requests: no container is restarted.
             let restarts = shop.restarts().await?;
             let (_, took) = shop.roll_out(tag, more_cpu, UpgradePhase::Complete).await?;
             ensure!(

@@ -15,7 +15,7 @@ use serde_json::{Value as Json, json};
 
 /// The namespace of Pillion.
 pub(crate) const NAMESPACE: &str = "pillion-system";
-/// The maximum time until the cluster shows a requested change, if no documented limit is tested.
+/// Time limit for the cluster to show a requested change, unless the test checks a documented limit.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
 /// The time limit of one call of helm or kubectl.
 const COMMAND_LIMIT: Duration = Duration::from_mins(4);
@@ -90,7 +90,7 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Imports an image that does nothing under this reference.
+    /// Imports an image with this reference, whose container runs but does nothing.
     pub(crate) fn import_idle(&self, reference: &str) -> Result<()> {
         let folder = self.cluster.home();
         let pause = cluster::pause(folder)?;
@@ -138,7 +138,8 @@ impl Platform {
         self.injects(namespace).await
     }
 
-    /// Waits until pods in a namespace are injected. The API server receives the namespace through its watch.
+    /// Waits until pods in a namespace are injected. This takes a moment, because the API server receives the namespace
+    /// through a watch.
     pub(crate) async fn injects(&self, namespace: &str) -> Result<()> {
         eventually(SOON, "pods are injected", async || {
             let pod = self.dry_run(namespace).await?;

@@ -14,7 +14,8 @@ use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node};
 /// The time limit of the quickstart, starting with `helm install`. It allows for a busy machine: the page promises five
 /// minutes.
 const LIMIT: Duration = Duration::from_mins(10);
-/// Commands of the page that this test skips, because the cluster, the image and the program already exist.
+/// A regular expression for the commands of the page that this test skips, because the cluster, the image and the
+/// program already exist.
 const SKIPPED: &str = "^(just|kind|export) |oci://";
 /// A web server that logs requests in the same way as nginx, to the same file.
 const NGINX: &str = "#!/sh

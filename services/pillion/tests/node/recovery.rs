@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::platform::{NAMESPACE, Platform, SOON, is_injected, on_a_node};
 
-/// The time in which the cluster must recover by itself, as the docs promise.
+/// Time limit for the cluster to recover by itself, as the docs promise.
 const PROMISE: Duration = Duration::from_secs(30);
 /// The minimum time of observation, and the minimum time at its end without a failed creation.
 const AT_LEAST: Duration = Duration::from_secs(5);
@@ -68,7 +68,8 @@ async fn everything_is_required(platform: &Platform) -> Result<()> {
     Ok(())
 }
 
-/// Kills the processes on this node whose command lines start with `arguments`. Returns the number of killed processes.
+/// Kills the processes on this node whose command lines start with `arguments`. Returns the number of killed processes,
+/// and fails if there are none.
 pub(crate) fn kill_processes(node: &str, arguments: &[&str]) -> Result<usize> {
     let beginning = arguments.join("\0");
     let group = format!("/pillion-{node}/");

@@ -1,5 +1,5 @@
-//! Tests rollouts by the controller while users edit pods and the profile, drain the node and delete a namespace, and
-//! rollouts that evict pods or whose leaders are killed.
+//! Tests rollouts by the controller while users edit pods and the profile, drain the node and delete a namespace. Also
+//! tests rollouts that evict pods, and rollouts during which all controllers are killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,8 @@ use crate::recovery::kill_processes;
 /// How long a rollout may take.
 const LIMIT: Duration = Duration::from_mins(6);
 
-/// Installs Pillion with rollouts to running pods.
+/// Imports an idle image for each tag, creates the namespace `shop`, and installs Pillion with rollouts to running
+/// pods.
 async fn install(platform: &Platform, tags: &[&str]) -> Result<()> {
     for tag in tags {
         platform.import_idle(&format!("local.test/shipper:{tag}"))?;
@@ -80,7 +81,7 @@ async fn begin(shop: &Shop<'_>, tag: &str, rollout: &Json) -> Result<String> {
     Ok(before)
 }
 
-/// Waits until the rollout after this revision is complete.
+/// Waits until the rollout of the revision after `before` is complete.
 async fn completes(shop: &Shop<'_>, before: &str) -> Result<UpgradeStatus> {
     let is_complete = |status: &UpgradeStatus| {
         status.revision != before && status.phase == UpgradePhase::Complete && status.upgrading == 0
@@ -88,7 +89,7 @@ async fn completes(shop: &Shop<'_>, before: &str) -> Result<UpgradeStatus> {
     reaches(shop, "the rollout is complete", is_complete).await
 }
 
-/// Fails unless these pods have the same identity in `after`.
+/// Fails unless `before` and `after` have the same pods with the same identities.
 fn expect_same(before: &BTreeMap<String, Identity>, after: &BTreeMap<String, Identity>) -> Result<()> {
     ensure!(before == after, "an application was restarted or a pod was recreated: {before:?} {after:?}");
     Ok(())
@@ -124,7 +125,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
         completes(&shop, "").await?;
         let identities = shop.identities().await?;
 
-        // A user changes a pod that is not upgraded yet, and the platform changes the profile.
+        // A user changes a pod that is not upgraded yet, and the platform team changes the profile.
         begin(&shop, "2", &rollout).await?;
         let steer = async |value: &str| {
             let arguments = ["annotate", "--overwrite", "clusterinjectionprofile", "shipper", value];
@@ -190,14 +191,14 @@ fn rollout_continues_after_edits_drain_and_deletion() {
     });
 }
 
-/// What a watcher has seen of the workloads.
+/// The observations of a task that watches the workloads during a rollout.
 #[derive(Debug, Default)]
 struct Seen {
     /// The UIDs of all pods, by workload.
     uids: BTreeMap<String, BTreeSet<String>>,
     /// The smallest number of ready pods, by workload.
     least_ready: BTreeMap<String, i32>,
-    /// The smallest number of ready pods of all workloads.
+    /// The smallest total number of ready pods in all workloads.
     least_of_all: Option<usize>,
 }
 
@@ -225,8 +226,8 @@ async fn watch(platform: &Platform, seen: Arc<Mutex<Seen>>, ended: CancellationT
     Ok(())
 }
 
-/// Applies a profile, and returns the state at the end of its rollout, with what a watcher has seen meanwhile. During
-/// the rollout, kills all controllers `kills` times.
+/// Applies a profile, and returns the state at the end of its rollout, with the observations made during the rollout.
+/// During the rollout, kills all controllers `kills` times.
 async fn roll_out(shop: &Shop<'_>, profile: &str, kills: u32) -> Result<(UpgradeStatus, Seen)> {
     let before = shop.status().await?.revision;
     let (seen, ended) = (Arc::new(Mutex::new(Seen::default())), CancellationToken::new());

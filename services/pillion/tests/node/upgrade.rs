@@ -13,7 +13,7 @@ use crate::creations::Creations;
 use crate::platform::{NAMESPACE, Platform, on_a_node};
 
 const DEFINITION: &str = "clusterinjectionprofiles.pillion.dev";
-/// The pointer to the name of the CRD's first printer column. The test changes it to simulate an older CRD.
+/// The JSON pointer to the name of the CRD's first printer column. The test changes it to simulate an older CRD.
 const HEADING: &str = "/spec/versions/0/additionalPrinterColumns/0/name";
 
 async fn heading(definitions: &Api<CustomResourceDefinition>) -> Result<String> {

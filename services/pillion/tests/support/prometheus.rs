@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pillion_testkit::tools;
 use serde_json::Value;
 
-/// Maximum time in which Prometheus must start.
+/// Time limit for Prometheus to start.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A running Prometheus. Its process is killed when this value is dropped.

@@ -104,8 +104,8 @@ pub(super) fn make_own() -> anyhow::Result<Parts> {
     Ok(Parts { engine: Engine::Own(Own { programs: tools::built(&PROGRAMS)?, packages }) })
 }
 
-/// Returns the parts for a cluster for manual use: kind if a container engine responds, otherwise the project's own
-/// engine.
+/// Returns the parts of a cluster that is used manually: kind if a container engine responds, otherwise the project's
+/// own engine.
 pub(super) fn make() -> anyhow::Result<Parts> {
     let Some(container_engine) = container_engine() else { return make_own() };
     Ok(Parts { engine: Engine::Kind { program: tools::program("kind")?, container_engine } })

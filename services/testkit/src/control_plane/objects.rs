@@ -1,4 +1,4 @@
-//! Creates objects for tests: from YAML, namespaces and CRDs.
+//! Creates objects for tests: objects from YAML, namespaces and CRDs.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl ControlPlane {
     /// test.
     ///
     /// # Errors
-    /// The text is not YAML, an object is of an unknown kind, or the API server rejects an object.
+    /// The text is not YAML, an object has no name or an unknown kind, or the API server rejects an object.
     pub async fn apply_yaml(&self, yaml: &str) -> anyhow::Result<()> {
         let client = self.client();
         let documents = match serde_json::from_str(yaml) {
@@ -59,7 +59,7 @@ impl ControlPlane {
         create_namespace(&self.client(), name, labels).await
     }
 
-    /// Applies CRDs, and waits until the API server serves all of their versions.
+    /// Applies CRDs, and waits until the API server serves each version that a CRD marks as served.
     ///
     /// # Errors
     /// The API server rejects a CRD, or does not serve it within a minute; the error contains its conditions.

@@ -1,5 +1,5 @@
-//! The process that keeps a control plane. It starts the control plane, performs the requests of tests, and resets the
-//! control plane after each test.
+//! The keeper: the process that runs a leased control plane. It starts the control plane, performs the requests of
+//! tests, and resets the control plane after each test.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

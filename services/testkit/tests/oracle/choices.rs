@@ -56,7 +56,8 @@ pub(crate) fn switches(openapi: &OpenApi, type_: &str, template: &mut Json, pod:
     count
 }
 
-/// Pairs each element of a template's list with the pod's element that has the same keys.
+/// Pairs each element of a template's list with the pod's element that has the same keys. Leaves out elements that only
+/// the template has.
 fn pairs<'a>(
     openapi: &OpenApi,
     type_: &str,

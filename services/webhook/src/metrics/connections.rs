@@ -47,7 +47,7 @@ pillion_api::labelled! {
     pub(crate) enum Unauthorized {
         /// The client sent no certificate: 401.
         NoCertificate => "no_certificate",
-        /// The right CA issued the client's certificate, but it has none of the required names: 403.
+        /// A configured CA issued the client's certificate, but the certificate has none of the required names: 403.
         Name => "name",
     }
 }
@@ -57,7 +57,8 @@ pillion_api::labelled! {
     pub(crate) enum HandshakeResult {
         /// The handshake succeeded, and the connection is served.
         Ok => "ok",
-        /// The client did not speak TLS, offered no common version or cipher, or disconnected.
+        /// The client did not speak TLS, offered no common version or cipher, rejected the server's certificate, or
+        /// disconnected.
         Failed => "failed",
         /// The handshake timed out.
         TimedOut => "timed_out",

@@ -26,10 +26,11 @@ use super::fair::{self, FairQueue, Ticket};
 use super::request::Deadline;
 use super::shed::{QueueMetrics, Shed};
 
-/// The cost of a microsecond of processor time. A decision about a pod's review of 8 KiB costs 12 KiB and takes some
-/// 40 µs.
+/// The cost of a microsecond of processor time. For comparison: the review of a pod with 8 KiB has a cost of 12 KiB,
+/// and its decision takes some 40 µs.
 const COST_PER_MICROSECOND: u64 = 256;
-/// A decision on arrival counts as one more for each such time that it takes: some six usual decisions.
+/// For each full period of this length, a decision on arrival counts as one further decision. Some six usual decisions
+/// take this long.
 const UNQUEUED_TIME: Duration = Duration::from_micros(250);
 
 /// The bounds of a queue.
@@ -186,7 +187,7 @@ impl DecisionQueue {
         self.state().queue.debt(class)
     }
 
-    /// Whether all permits given to queued requests have been returned.
+    /// Returns whether all permits given to queued requests have been returned.
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.state().held == 0

@@ -187,7 +187,8 @@ impl<T> FairQueue<T> {
         self.classes.get_mut(self.ring.front()?)
     }
 
-    /// If the class at the front has no waiting items or no credit, moves on to the next class.
+    /// If the class at the front has no waiting items or no credit, moves on to the next class and adds a quantum to
+    /// its credit. Removes the previous class if it has neither items nor debt.
     fn end_visit_if_due(&mut self) {
         let Some(class) = self.front() else { return };
         let is_empty = class.waiting.is_empty();

@@ -36,9 +36,11 @@ pub(crate) use unfinished::{Bounds as UnfinishedBounds, Eviction, Unfinished, Un
 /// The maximum size of a small body, in bytes. Small bodies may use the whole memory budget, and are decided on the
 /// thread that read them. A pod's review has some 8 KiB.
 pub(crate) const SMALL: usize = 128 * 1024;
-/// The cost of a request regardless of its size, in bytes: deciding about even a small pod takes time.
+/// The fixed part of a request's cost, to which the size of its body in bytes is added. Even the decision on a small
+/// pod takes time.
 const BASE_COST: u64 = 4096;
-/// The time of the longest decisions: four budgets of expressions take some 40 ms, and a large body takes some 10 ms.
+/// An upper bound on the time of a decision: four budgets of expressions take some 40 ms, and a large body takes some
+/// 10 ms.
 const LONGEST_DECISION: Duration = Duration::from_millis(100);
 /// The increase of the niceness of the threads for large bodies. On a busy machine, each of these threads gets about a
 /// tenth of a core.
@@ -242,7 +244,8 @@ impl Overload {
     }
 }
 
-/// Whether a body is decided on a separate thread, because its decision may take milliseconds.
+/// Returns whether a body is so large that its decision may take milliseconds. Such a body is decided on a separate
+/// thread.
 pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
 }
@@ -320,7 +323,8 @@ impl LargeBodyPool {
         Self { name, threads, jobs: OnceLock::new() }
     }
 
-    /// Runs `work` on one of the threads.
+    /// Runs `work` on one of the threads. If no thread could be started, runs it on the runtime's pool for blocking
+    /// work.
     ///
     /// # Errors
     /// `work` panicked.

@@ -15,7 +15,8 @@ pillion_api::labelled! {
     pub(crate) enum Shed {
         /// The limit of concurrent requests is reached.
         InFlight => "in_flight",
-        /// Too many bodies were incomplete, and the request's body was the oldest.
+        /// Too many bodies were incomplete, in total or from one client address, and the request's body was the oldest
+        /// of them.
         Unfinished => "incomplete_body",
         /// The queue for permits is full.
         QueueFull => "queue_full",
@@ -23,7 +24,8 @@ pillion_api::labelled! {
         TenantQueueFull => "tenant_queue_full",
         /// The request's deadline passed before the request was decided.
         Deadline => "deadline",
-        /// The memory budget for bodies is exhausted.
+        /// The memory budget for bodies is exhausted, or the request's incomplete body was evicted to free memory for
+        /// another one.
         NoMemory => "no_memory",
         /// The replica has not loaded all profiles and namespaces yet after its start.
         NotReady => "not_ready",

@@ -130,18 +130,18 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Whether there are no unanswered requests.
+    /// Returns whether all requests are answered.
     pub(crate) fn all_answered(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a complete request has arrived whose response the client has not read.
+    /// Returns whether a complete request has arrived whose response the client has not read.
     pub(crate) fn has_pending_response(&self) -> bool {
         self.unread.load(Ordering::Relaxed) > 0
             || self.unanswered.load(Ordering::Relaxed) > self.arriving.load(Ordering::Relaxed)
     }
 
-    /// Whether the server asks the client to send no further requests on this connection.
+    /// Returns whether the server asks the client to send no further requests on this connection.
     pub(crate) fn are_last(&self) -> bool {
         self.are_last.load(Ordering::Relaxed)
     }
@@ -306,8 +306,9 @@ impl Activity {
         }
     }
 
-    /// Returns the time by which the client must have read its pending responses. `None`: no response is pending. If
-    /// the pending responses exceed their limit in bytes, this time has already passed.
+    /// Returns the time by which the client must have read its pending responses. `None`: no response is pending, and
+    /// the socket accepts all data. If several responses are pending and exceed the limit in bytes, this time has
+    /// already passed.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;

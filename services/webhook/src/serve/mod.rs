@@ -63,16 +63,16 @@ pub struct ServerSettings {
     /// Maximum time from the first to the last byte of a request's head (HTTP/1.1).
     pub header_timeout: Duration,
     /// How long a connection may be open without a request. It must exceed the API server's 90 s, so that the client
-    /// closes the connection first: if the server did, the client might be sending a request at that moment. For a
-    /// client that lacks a required certificate, the handshake timeout applies instead.
+    /// closes the connection first: if the server did, the client might be sending a request at that moment. If a
+    /// required certificate of the client is missing or not accepted, the handshake timeout applies instead.
     pub idle_timeout: Duration,
     /// Maximum time from a request's head to its response. The routes have shorter limits, so this one is only a
     /// safeguard.
     pub request_timeout: Duration,
-    /// How long a response may wait until its client reads it. For each 256 KiB of pending data, the client has one
+    /// How long a response may wait until its client reads it. For each 256 KiB of the response, the client has one
     /// second more.
     pub response_timeout: Duration,
-    /// Maximum number of bytes of pending responses on one connection, in addition to one response of any size.
+    /// Maximum number of bytes of all pending responses on one connection. A single pending response may have any size.
     pub max_pending_response_bytes: usize,
     /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
     /// new client. If the new client would then have as many connections itself, its new connection is closed instead.
@@ -85,8 +85,8 @@ pub struct ServerSettings {
     pub drain_minimum: Duration,
     /// How long the drain may take before the remaining connections are cut.
     pub drain_deadline: Duration,
-    /// The size of the operating system's send buffer for a connection, of which Linux allocates twice as much. By
-    /// default the buffer grows up to some MiB, although a response has a few KiB.
+    /// The size of the operating system's send buffer for a connection, in bytes. Linux allocates twice this size.
+    /// Without this setting, the buffer grows up to some MiB, although a response has a few KiB.
     pub send_buffer_bytes: usize,
     /// The size of a connection's buffer in each direction. The head of a request must fit into it.
     pub max_buffer_bytes: usize,
@@ -309,9 +309,9 @@ impl Connections {
         }
     }
 
-    /// Accepts connections until none is open and none waits in the kernel's queue, or until the deadline. The kernel
-    /// establishes connections before the process accepts them. If the listener were closed while connections are in
-    /// the queue, the kernel would reset them.
+    /// Accepts connections until none is open and none waits in the kernel's queue, or until the deadline. Closes idle
+    /// connections shortly before the deadline. The kernel establishes connections before the process accepts them. If
+    /// the listener were closed while connections are in the queue, the kernel would reset them.
     async fn accept_until_drained(&self, listener: &TcpListener, deadline: Instant) {
         let ServerContext { drain, settings, .. } = &*self.context;
         let mut close_idle = pin!(drain.close_idle(deadline, settings));
@@ -495,7 +495,7 @@ impl Drain {
     }
 
     /// Closes idle connections shortly before the deadline, without losing a request. Requests in flight get the
-    /// remaining time before their connections are cut.
+    /// remaining time before their connections are cut. Never returns.
     async fn close_idle(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
         sleep_until(deadline - LAST_RESPONSES.min(settings.drain_deadline / 10)).await;
         self.idle.cancel();
@@ -571,7 +571,7 @@ fn affects_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a handshake failed because of the client's certificate. A server verifies no other certificate.
+/// Returns whether a handshake failed because of the client's certificate. A server verifies no other certificate.
 fn is_client_certificate_error(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidCertificate(_)))

@@ -176,8 +176,8 @@ fn rows() -> Vec<Row> {
         row(41, "generateName, and no namespace in the object")
             .pod(|pod| pod["metadata"] = json!({"generateName": "web-"}))
             .request(|request| _ = request.as_object_mut().unwrap().remove("name")),
-        // The webhook does not warn. If an object names another namespace than its request, the API server rejects the
-        // request before it calls the webhook.
+        // The webhook does not warn. If an object names a different namespace than its request, the API server rejects
+        // the request before it calls the webhook.
         row(42, "another namespace in the object").pod(|pod| pod["metadata"]["namespace"] = json!("team-b")),
         good(44, "a mirror pod of the kubelet")
             .pod(mirror)

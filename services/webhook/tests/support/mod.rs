@@ -354,7 +354,7 @@ pub async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: im
 }
 
 impl Answer {
-    /// Flushes the stream, and reads one response. The connection stays open.
+    /// Flushes the stream, and reads one response, without waiting for the connection to end.
     pub async fn read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Self {
         let read = async {
             // The TLS session may still hold data that the socket did not accept at once. Flushing fails if the server
@@ -384,7 +384,7 @@ impl Answer {
         header(&self.head, name)
     }
 
-    /// Whether the response announces that the server closes the connection.
+    /// Returns whether the response announces that the server closes the connection.
     pub fn closes(&self) -> bool {
         self.head.contains("connection: close\r\n")
     }

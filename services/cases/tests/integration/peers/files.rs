@@ -58,7 +58,7 @@ pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Reads a file.
+/// Reads a file. An error contains the name of the file.
 pub(crate) fn text(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", name(path)))
 }
@@ -68,8 +68,8 @@ pub(crate) fn documents(path: &Path) -> Result<Vec<Json>, String> {
     parse(&text(path)?).map_err(|error| format!("{}: {error}", name(path)))
 }
 
-/// Parses the documents of a YAML string. The items of a list are separate documents. Nulls are removed, as by the
-/// API server.
+/// Parses the documents of a YAML string. The items of a list are separate documents. Nulls are removed, as the API
+/// server does.
 pub(crate) fn parse(text: &str) -> Result<Vec<Json>, String> {
     Ok(with_nulls(text)?.into_iter().map(without_nulls).filter(|document| !document.is_null()).collect())
 }
@@ -253,7 +253,8 @@ pub(crate) fn string<'j>(value: &'j Json, pointer: &str) -> Option<&'j str> {
     value.pointer(pointer).and_then(Json::as_str)
 }
 
-/// Applies a patch. Some peers add to missing lists and replace missing values, so both are created first.
+/// Applies a patch. Patches of some peers add to missing lists or replace missing values. Therefore missing parents are
+/// created, and replacing a missing value adds it.
 pub(crate) fn patch(object: &mut Json, operations: &Json) -> Result<(), String> {
     let operations = match operations {
         Json::Null => return Ok(()),

@@ -1,8 +1,8 @@
 //! Adapter for the test cases of Istio (the peer): workloads, and the results of its injector. `X.yaml` is a workload,
 //! and `X.yaml.injected` is its result. The injector rejects a workload that has no result. If no workload has the name
-//! of a result, the result belongs to the workload whose name is a prefix. The rest of the name then specifies
-//! settings, as in `X-cni.yaml.injected` and `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of `X`. A
-//! `Namespace` in one of the files is the namespace of the workloads.
+//! of a result, the result belongs to the workload whose name is its longest prefix. The rest of the name then
+//! specifies settings, as in `X-cni.yaml.injected` and `X.yaml.cni.injected`. `X.iop.yaml` contains the settings of
+//! `X`. A `Namespace` in one of the files is the namespace of the workloads.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {
 
 /// The sources of the settings with which the peer computed a result.
 struct Conditions<'c> {
-    /// The rest of a result's name after the name of its workload.
+    /// The rest of a result's name after the name of its workload. Empty if the result has its own settings file.
     variant: &'c str,
     /// The settings of the installation, if a file contains them.
     installation: Result<Option<Vec<Json>>, String>,
@@ -166,8 +166,8 @@ fn case_object(case: &Case) -> Json {
     Json::Object(case.object.clone())
 }
 
-/// Returns the pod of a workload. For a CronJob, the peer's command line uses the metadata of the jobs; its webhook
-/// uses the metadata of their pods.
+/// Returns the pod of a workload. For a CronJob, it also has the labels and annotations of the jobs, because the peer's
+/// command line uses them. The peer's webhook uses only those of the pods.
 fn pod(workload: &Workload) -> Json {
     let mut pod = workload.controlled();
     for map in ["labels", "annotations"] {
@@ -179,7 +179,8 @@ fn pod(workload: &Workload) -> Json {
     pod
 }
 
-/// Removes the peer's record of the original pod, parses JSON in strings, and sorts lists of names.
+/// Removes the peer's record of the original pod and all creation times. Parses the JSON in the peer's injection record
+/// and in variables, and sorts the lists of names in the record.
 fn normalize(value: &mut Json) {
     match value {
         Json::Object(members) => {

@@ -51,8 +51,9 @@ const COMMAND_LINE_PARAMETERS: [(&str, &str); 4] = [
 /// The container and the init container of the proxy.
 const PROXIES: [&str; 2] = ["linkerd-proxy", "linkerd-init"];
 
-/// The annotation and the label that the peer writes for each pod.
+/// The annotation with the opaque ports, which the peer writes to each pod.
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
+/// The label with the name of the namespace, which the peer writes to each pod.
 const WORKLOAD_NAMESPACE: &str = "linkerd.io/workload-ns";
 
 /// Further parameters that the peer's tests set in code: a part of the file name, the parameter, and its value.
@@ -250,8 +251,8 @@ fn has_settings(case: &Case) -> bool {
     case.namespace.annotations.keys().any(|key| key != INJECT)
 }
 
-/// Returns the patches for a pod and a namespace with these names, and whether the names determine the patch. If they
-/// do not, any of the returned patches is accepted.
+/// Chooses the expected patches of a pod and a namespace by the parts of their file names. Also returns whether the
+/// choice was possible. If it was not, returns all patches. Any returned patch is an accepted result.
 fn patches_by_name<'p>(
     pod: &BTreeSet<String>,
     namespace: &BTreeSet<String>,
@@ -357,7 +358,7 @@ fn fill_workload_namespace(pod: &mut Json, namespace: &str) {
     }
 }
 
-/// Returns the error message of the peer's command line, if there is one.
+/// Returns the last error message of the peer's command line. `None` if there is no `.golden.stderr` file.
 fn golden_error(golden: &Path) -> Option<String> {
     let stderr: PathBuf = golden.with_file_name(name(golden).replace(".golden.yml", ".golden.stderr"));
     let messages = text(&stderr).ok()?;
@@ -470,9 +471,10 @@ fn trust_anchors(pod: &Json) -> Option<String> {
     env.find(|variable| variable["name"] == ANCHORS).and_then(|variable| variable["value"].as_str().map(str::to_owned))
 }
 
-/// Removes fields of the peer's test, and fields that the API server's types omit when they are written. With
-/// `without_asking`, it also removes the annotation that requests injection. A function of the peer copies that
-/// annotation from the namespace, and its tests do not always call this function.
+/// Normalizes quantities. Removes owners and creation times, which only the peer's tests set, and fields that the API
+/// server's types omit when they are written. With `without_asking`, it also removes the annotation that requests
+/// injection. A function of the peer copies that annotation from the namespace, and its tests do not always call this
+/// function.
 fn normalize(object: &mut Json, without_asking: bool) {
     normalize_quantities(object);
     remove_omitted(object);

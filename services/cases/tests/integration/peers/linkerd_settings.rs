@@ -58,7 +58,7 @@ const DIRECT: [(&str, &str); 44] = [
     ("/proxyInit/runAsRoot", "initRunAsRoot"),
 ];
 
-/// Flags of the peer's command that it writes as annotations: the flag, and the annotation with its value.
+/// Settings that the peer's command writes as annotations: the setting, the annotation, and its value.
 const ANNOTATIONS: [(&str, &str, &str); 2] = [
     ("/enableDebugSidecar", "config.linkerd.io/enable-debug-sidecar", "true"),
     ("/proxy/isIngress", "linkerd.io/inject", "ingress"),
@@ -77,7 +77,7 @@ pub(crate) fn apply_values(case: &mut Case, shipped: &ShippedProfiles, documents
         check_known(&values, "")?;
         for (path, parameter) in DIRECT {
             let Some(value) = values.pointer(path) else { continue };
-            // The annotation and the parameter use `enabled` and `disabled` for this setting.
+            // The setting `await` may be a boolean, but the parameter and the annotation are `enabled` or `disabled`.
             let word = value.as_bool().map(|is_on| if is_on { "enabled" } else { "disabled" });
             let word = word.filter(|_| parameter == "await").map(Json::from);
             set_all(case, shipped, FOLDERS, parameter, word.as_ref().unwrap_or(value))?;

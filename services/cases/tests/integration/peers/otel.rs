@@ -180,7 +180,7 @@ impl Installed {
         if name.is_none() && self.instrumentations.iter().filter(is_meant).count() > 1 {
             return None;
         }
-        // The peer's test may generate the names of namespaces.
+        // The peer's test may generate the names of namespaces, so look in all namespaces.
         found.or_else(|| {
             self.instrumentations.iter().find(|found| name.is_none_or(|name| found["metadata"]["name"] == name))
         })
@@ -276,8 +276,8 @@ fn case_of(workload: &Workload, installed: &Installed, shipped: &ShippedProfiles
     Ok(case)
 }
 
-/// Returns the effective value of two annotations. If the pod's value is `true` and the namespace's value is a name,
-/// the name is used.
+/// Returns the effective value of the annotations of a pod and its namespace. The pod's value is used, unless it is
+/// empty, or it is `true` and the namespace's value is a name.
 fn effective_value<'w>(pod_value: &'w str, namespace_value: &'w str) -> &'w str {
     let is_yes = pod_value.eq_ignore_ascii_case("true");
     let names = !namespace_value.is_empty() && !namespace_value.eq_ignore_ascii_case("false");

@@ -246,7 +246,7 @@ impl ShippedProfiles {
     }
 }
 
-/// Returns a cluster profile's name and its spec as the engine's types.
+/// Converts a cluster profile's name and its spec to the types that the engine uses.
 pub(crate) fn profile_from(name: &str, spec: &Json) -> (ProfileName, pillion_api::profile::ProfileSpec) {
     let spec = serde_json::from_value(spec.clone()).unwrap_or_else(|error| panic!("{name}: {error}"));
     (ProfileName::cluster(name), spec)
@@ -334,7 +334,7 @@ fn typed(value: &Json, declared: &Json) -> Json {
     }
 }
 
-/// Returns annotations as strings.
+/// Returns labels or annotations as strings.
 pub(crate) fn annotations(map: Option<&Map<String, Json>>) -> BTreeMap<String, String> {
     let text = |value: &Json| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     map.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect()

@@ -11,7 +11,7 @@ use self::convert::tumblr::Options;
 use crate::peers::files::{documents, ending, patch, string, text};
 use crate::peers::runner::{Expected, PeerCase, RunnableCase, ShippedProfiles, case, profile_from};
 
-/// The default prefix of annotations in the peer's cases.
+/// The annotation prefix of the peer's tests, unless a pod uses a different one.
 const PREFIX: &str = "injector.unittest.com";
 
 /// A container for pods of the peer's cases that have none. The engine skips a pod without containers, because the
@@ -81,8 +81,8 @@ fn read(
 
     let requested = string(&pod["metadata"]["annotations"], &format!("/{}~1request", prefix.replace('/', "~1")));
     let requested = json!(requested.unwrap_or_default().to_lowercase());
-    // Only requested profiles are added, because some of the others do not compile. For example, the API server would
-    // also reject a pod with two containers of the same name.
+    // Only requested profiles are added, because some of the others do not compile. For example, some would add two
+    // containers with the same name, which the API server would reject, too.
     let is_requested = |profile: &&Json| {
         let values = profile["spec"]["requestedBy"]["values"].as_array();
         values.is_some_and(|values| values.contains(&requested))

@@ -39,8 +39,8 @@ impl Workload {
         string(&self.object, "/metadata/namespace").unwrap_or("default")
     }
 
-    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires. Controllers
-    /// ignore the name of a template.
+    /// Returns the template as a pod. Labels and annotations become strings, as the API server requires. The name of a
+    /// template is removed, because controllers ignore it.
     pub(crate) fn template(&self) -> Json {
         let mut pod = self.object.pointer(self.template).cloned().unwrap_or_default();
         if let Some(pod) = pod.as_object_mut() {
@@ -131,7 +131,7 @@ pub(crate) fn container_in<'j>(pod: &'j Json, list: &str, name: &str) -> Option<
     pod["spec"][list].as_array()?.iter().find(|container| container["name"] == name)
 }
 
-/// Returns a container of a pod, from any list.
+/// Returns a container or an init container of a pod.
 pub(crate) fn container<'j>(pod: &'j Json, name: &str) -> Option<&'j Json> {
     container_in(pod, "containers", name).or_else(|| container_in(pod, "initContainers", name))
 }

@@ -64,7 +64,7 @@ fn result(finding: &Finding) -> Value {
         "rule": state.as_str(),
         "category": "Sidecar injection",
         "result": result,
-        // A result `warn` is of a policy that is not scored.
+        // The API defines `warn` as the result of a policy that is not scored.
         "scored": result == "fail",
         "message": format!("{message}: {}", cause.sentence()),
         "resources": [{"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": pod}],
@@ -72,7 +72,7 @@ fn result(finding: &Finding) -> Value {
     })
 }
 
-/// Returns the first bytes of a name that a user controls.
+/// Returns at most [`MAX_NAME`] bytes of a name that a user controls.
 fn shortened(name: &str) -> &str {
     name.get(..name.floor_char_boundary(MAX_NAME)).unwrap_or(name)
 }

@@ -1,11 +1,12 @@
 //! Writes the audit's results as objects of the kind `Report` of `openreports.io`, one for each namespace.
 //!
 //! A report exists as long as its namespace has results, as with Kyverno: passed results count too, and a report
-//! without results is deleted. The API server deletes it with its namespace.
+//! without results is deleted. Kubernetes deletes a report together with its namespace.
 //!
-//! The audit does not keep the findings of all namespaces. So a report only contains a hash of the findings of each
-//! namespace, and this task requests the findings of one namespace at a time, when the hash has changed. To limit the
-//! load, it writes at most ten reports a second. If only counts have changed, it writes a report every five minutes.
+//! The audit does not keep the findings of all namespaces. The audit's summary only contains a hash of the findings of
+//! each namespace, and this task requests the findings of one namespace at a time, when the hash has changed. To limit
+//! the load, it writes at most ten reports a second. If only counts have changed, it writes a report at most every five
+//! minutes.
 //!
 //! A new leader writes each report once. The API server does not store an unchanged object again.
 
@@ -113,7 +114,7 @@ impl Writer {
                     debug!(%namespace, error = chain(&error), "the report could not be written; trying again");
                     self.tracker.failed(namespace, Instant::now());
                     if matches!(&error, kube::Error::Api(status) if status.code == 404) {
-                        // The namespace was deleted, or the CRD.
+                        // The namespace or the CRD was deleted.
                         self.next_list = Instant::now();
                     }
                 }
@@ -153,7 +154,8 @@ impl Writer {
         self.problem = problem;
     }
 
-    /// Writes the report of a namespace, or deletes it if the namespace has no results. Returns the written content.
+    /// Writes the report of a namespace, or deletes it if the namespace has no results. Returns the written content;
+    /// `None` if the report was deleted.
     async fn write(&self, namespace: &str) -> kube::Result<Option<NamespaceAudit>> {
         let (answer, report) = oneshot::channel();
         let question = AuditQuestion::Namespace { name: namespace.into(), most: MAX_RESULTS, answer };
@@ -165,7 +167,7 @@ impl Writer {
         let content = report.namespaces.get(namespace).copied();
         if let Some(audit) = &content {
             let object = content::report(name, namespace, audit, &report.findings);
-            // `force` replaces the changes of other clients: the whole content is the controller's.
+            // `force` replaces the changes of other clients, because the controller owns the whole content.
             reports.patch_metadata(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&object)).await?;
         } else {
             match reports.delete(name, &DeleteParams::default()).await {

@@ -136,8 +136,8 @@ async fn run_pass(api_server: &Arc<ApiServer>) -> (Arc<Report>, Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn pass_reads_ten_thousand_namespaces_in_a_minute() {
-    // Pods with two containers do not match, so they are no findings. Pods with one container lack the profile. Their
-    // findings take further requests, which delay the pass.
+    // Pods with two containers do not match, so they cause no findings. Pods with one container lack the profile. Their
+    // findings need further requests, which delay the pass.
     for (containers, missing) in [(2, 0), (1, NAMESPACES as u64)] {
         let api_server = Arc::new(ApiServer { containers, ..ApiServer::default() });
         let (report, lasted) = run_pass(&api_server).await;

@@ -220,7 +220,8 @@ impl Issuing<'_> {
     /// Creates a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
-    /// The CA has no key or expires too soon, a name is invalid, or clients would not trust the certificate.
+    /// The CA has no key or expires too soon, a name is invalid, the library fails, or clients would not trust the
+    /// certificate.
     pub fn serving_certificate(self, signer: &CaMaterial, names: &[String]) -> Result<ServingMaterial, IssueError> {
         let rotation::Ca { generation, not_after: end, .. } = signer.facts;
         let key = signer.key.as_ref().ok_or(IssueError::NoKey(generation))?;

@@ -95,7 +95,7 @@ pub(crate) fn pem(certificate: &CertificateDer<'_>) -> String {
 
 const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
-/// Returns all certificates in PEM data, such as a `caBundle`. Other sections are skipped.
+/// Returns all certificates in PEM data, such as a `caBundle`. Other sections and unreadable certificates are skipped.
 #[must_use]
 pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     let mut found = Vec::new();

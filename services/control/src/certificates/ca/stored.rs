@@ -156,7 +156,7 @@ impl KnownCas {
         self.cas().find(|ca| ca.facts.generation == generation)
     }
 
-    /// Returns the number of the active or next CA that has exactly this certificate.
+    /// Returns the number of the active or next CA that has exactly this certificate; `None` if neither has it.
     #[must_use]
     pub(crate) fn generation_of(&self, certificate: &CertificateDer<'_>) -> Option<Generation> {
         let mut cas = self.cas();
@@ -177,7 +177,7 @@ impl KnownCas {
     /// Signs a serving certificate for these names. API servers verify the first name.
     ///
     /// # Errors
-    /// The CA does not exist, it has no key, or clients would not trust the new certificate.
+    /// The CA does not exist. For the other errors, see [`Issuing::serving_certificate`].
     pub fn sign(
         &self,
         signer: Generation,
@@ -349,8 +349,8 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
 
-/// Parses a CA certificate, and reads its generation from its key. Returns `None` if the certificate is damaged, or is
-/// for another release or generation.
+/// Parses a CA certificate, and reads its number from its data key. Returns `None` if the certificate is damaged, or
+/// belongs to a different release or number.
 fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;
@@ -397,7 +397,7 @@ fn record(data: &BTreeMap<String, ByteString>) -> Result<Record, CorruptSecret> 
     Err(CorruptSecret::Contradiction(error))
 }
 
-/// Checks that the certificate ends at the time in its entry of the record.
+/// Checks that the certificate's validity ends at the time that the record specifies.
 fn is_of(certificate: &CertificateDer<'_>, facts: Ca) -> Result<(), &'static str> {
     let (_, ends) = validity(certificate).ok_or("cannot be read")?;
     if ends == facts.not_after { Ok(()) } else { Err("ends at another time than in the record") }

@@ -5,7 +5,8 @@
 //! The leader may crash or pause between any two writes. None of this may make an admission request fail. So:
 //!
 //! - The bundle of every API server must have a CA before a replica serves a certificate of this CA. The CA is removed
-//!   from the bundle only after every replica serves a certificate of its successor, and an additional time.
+//!   from the bundle only after every replica has served a certificate of its successor. Unless the CA's key is
+//!   compromised, it remains trusted for an additional time.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
 //!   with the serving certificate, and the webhook configuration. The next leader continues from there.
 //! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
@@ -70,7 +71,7 @@ pillion_api::labelled! {
     #[derive(Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Trigger {
-        /// The CA has reached its maximum age.
+        /// The CA has reached its rotation age.
         Age => "age",
         /// An administrator requested the rotation.
         Requested => "requested",
@@ -193,7 +194,7 @@ impl<T> Stored<T> {
 /// The serving certificate in its Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// The certificate; `None` if no replica would serve it: it is damaged, has other names, or lacks its key.
+    /// The certificate; `None` if no replica would serve it: for example, it is damaged, has expired, or lacks its key.
     pub certificate: Option<ServingCertificate>,
     /// The epoch of the record for which the Secret was written.
     pub epoch: u64,
@@ -333,8 +334,8 @@ pillion_api::labelled! {
         Idle => "idle",
         /// The local clock and the API server's differ, or the difference is unknown.
         Clock => "clock",
-        /// No endpoint serves a trusted certificate, or some endpoint serves another certificate. If the webhook
-        /// configuration had entries, API servers could reject pods.
+        /// No endpoint serves a trusted certificate, or a client that trusts only the newest CA would reject some
+        /// endpoint. If the webhook configuration had entries, API servers could reject pods.
         NoEndpoint => "no_endpoint",
         /// The connectivity check is running. Until it ends, a failed webhook call rejects no pod.
         ConnectivityCheck => "connectivity_check",
@@ -342,7 +343,7 @@ pillion_api::labelled! {
         WebhooksDisabled => "disabled",
         /// Not every API server is known to have the bundle.
         Propagation => "propagation",
-        /// Not every endpoint is known to serve the newest certificate.
+        /// Not every endpoint is known to serve a certificate of the newest CA.
         Endpoints => "endpoints",
         /// The old CA remains trusted for some time.
         Soaking => "soaking",

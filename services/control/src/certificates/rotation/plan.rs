@@ -22,7 +22,7 @@ pub struct Settings {
     pub rotate_after: Duration,
     /// How long to wait for API servers without a result after the bundle was changed.
     pub propagation_timeout: Duration,
-    /// Number of consecutive rounds of probes that must find the newest certificate on every endpoint.
+    /// Number of consecutive rounds of probes that must find a certificate of the newest CA on every endpoint.
     pub rounds: u32,
     /// How long the old CA remains trusted after these rounds.
     pub overlap: Duration,
@@ -204,7 +204,8 @@ const fn wait(blocked: Blocked) -> Step {
 }
 
 impl Plan<'_> {
-    /// Returns the step that corrects a deviation from the phase.
+    /// Returns the step that corrects a deviation from the phase, or that waits until this is possible. `None` if there
+    /// is nothing to correct.
     fn repair(&self) -> Option<Step> {
         let (record, endpoints) = (self.record, &self.seen.endpoints);
         match &self.seen.configuration {
@@ -277,7 +278,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the step that replaces the serving certificate, if it is not the required one or must be renewed.
+    /// Returns the step that replaces the serving certificate, if it is not the required one or must be renewed. While
+    /// the clock is wrong, returns a step that waits.
     fn serving_certificate(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
             // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.

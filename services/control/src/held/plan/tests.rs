@@ -113,7 +113,7 @@ fn owner_with_waiting_pods_backs_off() {
     let mut planner = Planner::new(ReleaseSettings::default());
     let mut tried = Vec::new();
     let mut since = 0;
-    // Each time the pod is deleted, its owner creates a new one, which waits a second later.
+    // Each time the pod is deleted, its owner creates a new one, which waits from the next second on.
     for second in 0..2_000_u64 {
         let name = format!("p{since}");
         let waiting = pods(start, &[(&name, "web", since)]);

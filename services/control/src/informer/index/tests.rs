@@ -301,7 +301,7 @@ fn panic_breaks_only_its_own_profile() {
     assert!(revisions(&snapshot).contains(&before[0]));
     assert_eq!(index.status().broken_profiles, 1);
 
-    // Another version of the profile compiles.
+    // A later version of the profile compiles.
     feed(&mut index, [Update::Cluster(Change::Applied(profile("proxy", 3, sidecar("proxy:3"))))]);
     assert_eq!(index.status().broken_profiles, 0);
     assert!(!revisions(&index.publish().unwrap()).contains(&before[0]));

@@ -78,7 +78,7 @@ fn workloads_are_restarted_in_shares() {
         let pods = PodStates { left_in_share, ..pods(20, 5, running) };
         next(&situation(&rollout, Some(&first), pods, 110)).phase
     };
-    // The share is one of workloads, so the number of upgraded pods does not decide.
+    // The share is a share of workloads, so the number of upgraded pods does not matter.
     assert_eq!(with(1, 0), UpgradePhase::Upgrading);
     assert_eq!(with(0, 1), UpgradePhase::Upgrading, "an evicted pod is not replaced yet");
     assert_eq!(with(0, 0), UpgradePhase::Baking);

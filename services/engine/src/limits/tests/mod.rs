@@ -30,8 +30,8 @@ fn hardened(name: &str) -> Json {
     }})
 }
 
-/// Sets the value at a path, and creates missing maps. Path components that are numbers are list indices. Null removes
-/// the value.
+/// Sets the value at a path, and creates missing maps. Path components that are numbers are list indices. Null is
+/// treated as an absent value.
 fn set(object: &mut Json, path: &str, value: Json) {
     let mut place = object;
     for token in path.split('/').skip(1) {

@@ -1,5 +1,5 @@
-//! Tests of the conversion. `e2e/safety_net.rs` of the program compares the converted policies with the engine, on a real
-//! API server.
+//! Tests of the conversion. The end-to-end test `e2e/safety_net.rs` of the crate `pillion` compares the converted
+//! policies with the engine, on a real API server.
 
 use serde_json::json;
 

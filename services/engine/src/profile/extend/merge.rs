@@ -14,7 +14,7 @@ use crate::schema::{ANY, CONTAINER, Field, KeyedList, POD, Type};
 /// The maximum depth of a merge. More deeply nested templates do not compile.
 const MAX_DEPTH: usize = 64;
 
-/// Directives of elements that cannot be matched by key, because such an element produces any number of elements.
+/// Directives of elements that cannot be matched by key, because such an element stands for any number of elements.
 const UNMATCHABLE_DIRECTIVES: [&str; 3] = ["$value", "$forEach", "$prune"];
 
 /// Fields that are not inherited. A parent with `activation: Never` exists only to be extended, but its children are

@@ -15,8 +15,8 @@ use crate::profile::Diagnostic;
 use crate::profile::pod_schema::{Expected, Kind as FieldKind, PodSchema};
 use crate::profile::typed::unknown_directive;
 
-/// The local names that each variable reads, such as `container` or `item`. They are bound only in some parts of a
-/// profile.
+/// The local names that each variable reads, directly or through other variables. Local names, such as `container` or
+/// `item`, are bound only in some parts of a profile.
 pub(crate) type LocalNames = BTreeMap<Box<str>, Vec<&'static str>>;
 
 /// The names that are in scope in elements with `$forEach` or `$prune`.
@@ -503,8 +503,8 @@ impl<'d> Compiler<'d> {
     }
 }
 
-/// Returns a template without its directives. Each `$value` replaces the map that contains it. If the value is a map,
-/// the other fields of that map are added to it.
+/// Returns a template without its directives. Each `$value` replaces the map that contains it. If the `$value` is a
+/// map, the fields beside it are added to it. Any other `$value` is dropped if there are fields beside it.
 pub(crate) fn without_directives(template: &Json) -> Json {
     match template {
         Json::Object(fields) => {

@@ -166,7 +166,7 @@ fn unpromoted_profile_is_known_outside_its_share() {
 
 #[test]
 fn each_revision_has_its_own_request_keys() {
-    // The newest revision has another request key. Workloads with the promoted revision still use the old key.
+    // The newest revision has a different request key. Workloads with the promoted revision still use the old key.
     let name = ProfileName::cluster("proxy");
     let text = |key: &str, label: &str| {
         let mut spec = labelled(label);

@@ -52,7 +52,7 @@ impl Remark {
     }
 }
 
-/// Whether a value is empty: null, or a string, list or object without content.
+/// Whether a value is empty: null, an empty string or list, or an object whose members are all empty.
 fn is_empty_value(value: &Json) -> bool {
     match value {
         Json::Null => true,

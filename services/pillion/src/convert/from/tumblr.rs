@@ -50,7 +50,7 @@ pub(crate) struct Options {
     pub(crate) prefix: String,
 }
 
-/// The injector's own prefix.
+/// The default annotation prefix of k8s-sidecar-injector.
 pub(crate) const PREFIX: &str = "injector.tumblr.com";
 
 impl Default for Options {

@@ -123,7 +123,9 @@ impl Library {
         self.examples.iter().map(entry).collect()
     }
 
-    /// Returns the editor texts of an example with its first injected test case. `None` if the example does not exist.
+    /// Returns the editor texts of an example with its first test case in which the pod is injected. If there is none,
+    /// uses the first test case in which the pod is rejected, or a pod that requests the profile. `None` if the example
+    /// does not exist.
     pub(super) fn texts(&self, id: &str, platform: &Platform, given_up: &CancellationToken) -> Option<Texts> {
         let example = self.examples.iter().find(|example| example.id == id)?;
         let (profiles, cases) = example.documents();

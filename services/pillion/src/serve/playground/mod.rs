@@ -42,7 +42,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// The name of the simulated release, which appears only in explanations.
 const RELEASE: &str = "pillion-system/pillion";
 
-/// The state of the playground.
+/// The state that all requests of the playground share.
 pub(super) struct Playground {
     platform: Platform,
     /// Paths with example profiles, besides the embedded ones.
@@ -153,7 +153,7 @@ async fn run(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    // A form of another page cannot send this type without a CORS preflight, which this server rejects.
+    // Another page cannot send this content type without a CORS preflight, which this server rejects.
     if headers.get(CONTENT_TYPE).is_none_or(|sent| sent != "application/json") {
         return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be application/json");
     }

@@ -34,7 +34,8 @@ const OBJECT: &str = "object.yaml";
 const NAMESPACE: &str = "namespace.yaml";
 const PARAMETERS: &str = "parameters.yaml";
 
-/// The maximum number of pods and pod templates in the object editor. Each is decided and explained.
+/// The maximum number of pods and pod templates in the object editor. A decision and an explanation are computed for
+/// each.
 const MAX_PODS: usize = 50;
 /// The maximum number of profiles: each is compiled, and evaluated for each pod.
 const MAX_PROFILES: usize = 100;
@@ -237,7 +238,7 @@ fn documents(source: &Arc<Source>) -> Result<Vec<Value>, Problem> {
     }
 }
 
-/// Returns problems for objects in other namespaces than the given one.
+/// Returns a warning for each namespace of the pods that differs from the given one.
 fn foreign_namespace_warnings(source: &Arc<Source>, documents: &[Value], described: &str) -> Vec<Problem> {
     // Parsed values have no positions, so in this rare case the source is parsed again.
     let nodes = || yaml::documents(&source.text).unwrap_or_default();

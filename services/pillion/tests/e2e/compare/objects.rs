@@ -1,14 +1,14 @@
-//! What is compared: the pod, and the profiles and policies that inject the same containers into it.
+//! The objects of the comparison: the pod, and the profiles and policies that inject the same containers into it.
 
 use anyhow::{Context, Result};
 use serde_json::{Value as Json, json};
 
-/// The review of a Deployment's pod, which also the benchmarks use.
+/// The review of a Deployment's pod, which the benchmarks also use.
 const REVIEW: &str = include_str!("../../../../engine/tests/reviews/create-deployment-pod.json");
-/// The label of all profiles and policies, with which they are deleted.
+/// The label of all profiles and policies. The test selects them by it to delete them.
 pub(super) const LABEL: &str = "example.com/compare";
 
-/// Who adds the containers.
+/// The source of the additional containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// The author: the pod contains them already, and no admission plugin changes it.
@@ -19,7 +19,7 @@ pub(super) enum Side {
     Pillion,
 }
 
-/// A cluster whose cost is measured: who adds the containers, and the number of profiles or policies.
+/// A state of the cluster whose cost is measured: the source of the containers, and the number of profiles or policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) side: Side,
@@ -29,9 +29,10 @@ pub(super) struct Cell {
     pub(super) idle: usize,
 }
 
-/// The number of idle profiles or policies.
+/// The number of idle profiles or policies in the cells that have any.
 const IDLE: usize = 1_000;
-/// A number of profiles or policies that apply, with which only one pod is created.
+/// The number of applying profiles or policies in the cells that exceed limits. In each of these cells, only one pod is
+/// created.
 const BEYOND_LIMITS: usize = 1_000;
 
 impl Side {
@@ -59,7 +60,7 @@ impl Cell {
         let mut cells = Vec::new();
         for (applying, idle) in [(0, 0), (1, 0), (10, 0), (100, 0), (1, IDLE)] {
             for side in [Side::Author, Side::Policies, Side::Pillion] {
-                // These would be the same as other cells.
+                // Such a cell would be the same as another cell.
                 let is_same = match side {
                     Side::Author => idle > 0,
                     Side::Policies => applying == 0,
@@ -73,8 +74,8 @@ impl Cell {
         cells
     }
 
-    /// Returns cells with more profiles or policies than the sides support. The API server limits the time of a request,
-    /// and Pillion limits the size of its injection record.
+    /// Returns cells with more profiles or policies than the sides support. The API server limits the time of a
+    /// request, and Pillion limits the size of its injection record.
     pub(super) fn beyond_limits() -> [Self; 2] {
         [Side::Policies, Side::Pillion].map(|side| Self { side, applying: BEYOND_LIMITS, idle: 0 })
     }
@@ -140,7 +141,7 @@ impl Cell {
     }
 }
 
-/// Returns the name of a container, its volume, and its profile or policy. The order of names is that of the numbers.
+/// Returns the name of a container, its volume, and its profile or policy. The names sort in the order of the numbers.
 fn name(number: usize) -> String {
     format!("sidecar-{number:04}")
 }

@@ -10,7 +10,7 @@ use super::objects::{Cell, Side};
 use crate::load::print_figures;
 use crate::writers::Created;
 
-/// The webhook's aim for 100 profiles that apply, in milliseconds per pod.
+/// The target for the webhook's cost with 100 applying profiles: the processor time, in milliseconds per pod.
 const AIM: f64 = 2.5;
 /// A limit for the same cost that holds on busy machines and in unoptimized builds too.
 const GENEROUS: f64 = 10.0 * AIM;
@@ -53,7 +53,7 @@ pub(super) struct Report {
     pub(super) rounds: u64,
     pub(super) samples: Vec<Sample>,
     pub(super) memories: Vec<Memory>,
-    /// The results of creations beyond limits.
+    /// The results of creating pods in the cells that exceed limits.
     pub(super) probes: Vec<(Cell, String)>,
     /// The cells that could not be measured, with the errors.
     failed: Vec<(Cell, String)>,
@@ -68,7 +68,7 @@ struct Figures {
     /// Percentiles of the latency of one writer.
     p50: f64,
     p99: f64,
-    /// The number of creations from which the latency is known.
+    /// The number of creations from which the latency was computed.
     latencies: usize,
 }
 
@@ -135,15 +135,15 @@ impl Report {
         })
     }
 
-    /// Returns the processor time that admission takes: that of the API server and of the replicas, without that for
-    /// the same final pod written by its author.
+    /// Returns the processor time that admission takes: the time of the API server and of the replicas, minus the time
+    /// for the same final pod as written by its author.
     fn cost(&self, cell: Cell, is_stored: bool) -> Option<f64> {
         let without = self.figures(cell.without_admission(), is_stored)?;
         Some(self.figures(cell, is_stored)?.cost() - without.cost())
     }
 
-    /// Returns the processor time of the API server and of the replicas beyond that for the bare pod without admission.
-    /// It includes the time that the API server needs for a larger pod.
+    /// Returns the processor time of the API server and of the replicas, minus the time for the bare pod without
+    /// admission. It includes the time that the API server needs for a larger pod.
     fn growth(&self, cell: Cell, is_stored: bool) -> Option<f64> {
         let bare = self.figures(Cell { side: Side::Author, applying: 0, idle: 0 }, is_stored)?;
         Some(self.figures(cell, is_stored)?.cost() - bare.cost())
@@ -155,8 +155,8 @@ impl Report {
         pillion_testkit::write_result(&self.json())
     }
 
-    /// Fails if a pod was not created as expected, or the cost is too high for any machine. The aims depend on the
-    /// machine and the build, so they are only reported.
+    /// Fails if a cell could not be measured, a pod was not created as expected, or the cost is too high for any
+    /// machine. Whether [`AIM`] is met depends on the machine and the build, so that is only reported.
     pub(super) fn check(&self) -> Result<()> {
         for Sample { cell, created, .. } in &self.samples {
             let is_correct = created.failed.is_empty() && created.not_injected == 0;

@@ -124,7 +124,7 @@ fn renders_dashboard_pictures() {
         let mut managed = Managed::start(ControlPlane::builder(), QUICK, 3, 2).await?;
         for (namespace, failure_mode, _) in NAMESPACES {
             managed.rig.namespace(namespace, Some(failure_mode)).await?;
-            // These pods are older than the profiles, so the audit reports that they lack them.
+            // These pods are older than the profiles, so the audit reports that they lack the profiles.
             for number in 0..4 {
                 managed.rig.create(namespace, &bare_pod(&format!("early-{number}"))).await?;
             }

@@ -54,7 +54,7 @@ impl Cluster {
         &self.managed.rig
     }
 
-    /// Waits until the API server adds the gate to pods that no replica has decided about.
+    /// Waits until the API server adds the gate to pods that no replica has reviewed.
     pub(super) async fn wait_until_pods_gated(&self) -> Result<()> {
         eventually(PATIENCE, "the API server gates pods", async || {
             let pod = self.rig().dry_run(HELD_NAMESPACE, &bare_pod("probe")).await?;
@@ -139,7 +139,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs the block of `docs/held.md` that starts with this comment in a shell. Returns the output.
+    /// Runs a block of `docs/held.md` in a shell: the first block that starts with this comment. Returns the output.
     pub(super) async fn page(&self, comment: &str) -> Result<String> {
         let mut blocks = PAGE.split("```").skip(1).step_by(2);
         let block = blocks.find_map(|block| block.strip_prefix("sh\n").filter(|block| block.starts_with(comment)));
@@ -259,7 +259,7 @@ impl Scheduler {
                 }
             }
             // The ReplicaSet has deleted this pod, which is bound to a node. The deletion completes when the node
-            // reports that the containers have ended.
+            // reports that the containers have terminated.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };

@@ -15,15 +15,15 @@ pub(super) const READY: f64 = 15.0;
 /// The memory of a fresh replica with 10,000 namespaces and 2,000 profiles: the limit of the test `cold_start`.
 pub(super) const FRESH_REPLICA: f64 = 48.0;
 
-/// The memory of a replica under load: also 16 MiB for requests and lookups.
+/// The memory of a replica under load: 16 MiB more, for requests and lookups.
 pub(super) const REPLICA: f64 = FRESH_REPLICA + 16.0;
 
 /// The processor time of all replicas for an injected pod, in milliseconds. It includes the watches of the replicas. A
 /// request alone takes 0.3 ms in docs/benchmarks.md.
 pub(super) const REPLICA_PROCESSOR: f64 = 2.0;
 
-/// The processor time of the leader while pods are created, in percent of a core. In the first stage, it still plans new
-/// profiles.
+/// The processor time of the leader while pods are created, in percent of a core. In the first stage, it still plans
+/// new profiles.
 pub(super) const LEADER_BUSY: f64 = 150.0;
 
 /// The processor time of the leader without changes, in percent of a core. A leader sends a dry run for each profile,
@@ -34,7 +34,7 @@ pub(super) const LEADER_IDLE: f64 = 25.0;
 pub(super) const WAITING: f64 = 5.0;
 
 /// The bytes that the leader receives for a created pod: two events with the pod's metadata. In a first stage with few
-/// pods, the results of its writes for profiles are about half of them.
+/// pods, the responses to its writes for profiles are about half of the bytes.
 pub(super) const LEADER_BYTES: f64 = 16_000.0;
 
 /// The bytes that a replica receives from the API server for a created pod. Replicas do not watch pods, but

@@ -110,7 +110,8 @@ impl Traffic {
     }
 
     async fn read(&self) -> Result<()> {
-        // Without header, on one line, with TCP's counters, numeric, and with the processes.
+        // The options mean: no header, one line for each connection, TCP only, with TCP's counters, numeric, and with
+        // the processes.
         let arguments = ["-H", "-O", "-t", "-i", "-n", "-p", "state", "established", "dst", &self.api_server];
         let output = tokio::process::Command::new("ss").args(arguments).output().await;
         let output = output.context("cannot run `ss`, which counts the bytes of watches; install iproute2")?;

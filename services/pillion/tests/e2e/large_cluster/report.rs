@@ -141,7 +141,7 @@ impl Stage {
         self.add("pass_s", "leader change: then time until all pods are audited, s", pass.as_secs_f64(), budget::PASS);
     }
 
-    /// Adds what a new leader has used until its audit was complete.
+    /// Adds the resources that a new leader has used until its audit was complete.
     pub(super) fn changed_leader(&mut self, before: Usage, after: Usage, lists: &BTreeMap<String, f64>, received: u64) {
         let processor = after.processor.saturating_sub(before.processor).as_secs_f64();
         let title = "leader change: processor time of the new leader, s";

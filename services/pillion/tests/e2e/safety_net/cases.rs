@@ -100,7 +100,7 @@ pub(super) fn profiles() -> Json {
     json!({"apiVersion": "v1", "kind": "List", "items": items})
 }
 
-/// A generator of pods, so that every run has the same pods.
+/// A pseudo-random generator of pods. The same seed always results in the same pods.
 pub(super) struct Generator(Dice);
 
 impl Generator {
@@ -109,7 +109,7 @@ impl Generator {
     }
 
     /// Returns a namespace and a pod. With `is_covered`, only profiles of the safety net apply to the pod, and the
-    /// policy does what the engine does.
+    /// policy changes it in the same way as the engine.
     pub(super) fn pod(&mut self, number: usize, is_covered: bool) -> (&'static str, Json) {
         let namespace = if is_covered { self.0.pick(&COVERED) } else { self.0.pick(&["shop", "bank", "tenant"]) };
         let (labels, annotations) = (self.labels(is_covered), self.annotations(is_covered));

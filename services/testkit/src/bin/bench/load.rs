@@ -21,7 +21,7 @@ pub(crate) struct Load<'l> {
     pub(crate) body: &'l Path,
     pub(crate) requests: u32,
     pub(crate) connections: u16,
-    /// Requests per second over all connections. `None`: without a limit.
+    /// Requests per second over all connections. `None`: no limit.
     pub(crate) rate: Option<f64>,
     /// The log file, which must not exist yet.
     pub(crate) log: &'l Path,

@@ -42,7 +42,7 @@ struct Arguments {
     /// Number of rounds; each round measures every server once.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
-    /// Number of requests to each server in each round.
+    /// Number of requests to each server in each round at full load.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     requests: u32,
     /// Number of connections to each server.

@@ -15,7 +15,7 @@ use crate::server::{Dev, Server};
 /// The size of the full cluster.
 pub(crate) const FULL: Full = Full { namespaces: 10_000, profiles: 2_000 };
 
-/// The number of requests before memory is measured. In the full cluster, each request uses another namespace.
+/// The number of requests before memory is measured. In the full cluster, each request uses a different namespace.
 const REQUESTS: u32 = 100;
 
 /// Worker threads: as many as in a replica with a limit of two cores. Each has its own malloc arena.

@@ -59,7 +59,7 @@ impl Full {
     }
 }
 
-/// Returns a typical tenant's profile of 1.5 KB with three expressions: a sidecar with its environment, a volume, an
+/// Returns a typical tenant's profile of 1.5 KB with three expressions: a sidecar with its environment, a volume and an
 /// annotation.
 fn tenants_profile(number: u32) -> Value {
     let settings =

@@ -22,7 +22,7 @@ const QUARTER: f64 = 0.25;
 /// rate all servers sleep between requests, and wake their clients equally often.
 const HALF: f64 = 0.5;
 
-/// The amount of work: rounds, requests to each server in each round, and connections.
+/// The amount of work: rounds, requests to each server in each round at full load, and connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) rounds: u16,

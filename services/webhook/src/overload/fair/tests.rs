@@ -177,8 +177,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// The maximum number of items in progress.
 const SLOTS: u64 = 3;
-/// The maximum debt of a class, together with what its items in progress will add to it. A class gets an item only if
-/// it has credit, so all but the cost of that item are charges that were due later.
+/// The maximum debt of a class, including the excess of its items in progress, which will be charged later. A class
+/// gets an item only if it has credit. So without that excess, its debt is at most the cost of one item.
 const MAX_DEBT: u64 = MAX + SLOTS * MAX_EXCESS;
 
 /// A waiting item in the model of the queue, with the real costs that may be served before it.
@@ -236,7 +236,8 @@ impl Model {
         Ok(())
     }
 
-    /// Checks the costs that were served before this item.
+    /// Moves a served item to the items in progress. Checks that the items of its class are served in order, and that
+    /// no other class was served more than its bound while this item waited.
     fn served(&mut self, ticket: u64) -> Result<(), TestCaseError> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket.0 == ticket).unwrap();
         let served = self.waiting.remove(at);

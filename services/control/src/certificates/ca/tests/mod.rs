@@ -224,7 +224,7 @@ fn detects_damage_anywhere_and_keeps_the_number() {
             assert_eq!(secret.stored == Stored::Corrupt, secret.fault.is_some());
             // The CA numbers are in the certificates, and in the names of the data keys.
             assert!(secret.highest >= Some(Generation(2)), "{key}: {:?}", secret.highest);
-            // A changed record may still be consistent. But each key and certificate must equal the original.
+            // A changed record may still be consistent. But each certificate must equal the original.
             if let (Stored::Is(found), true) = (&secret.stored, key.starts_with("ca-")) {
                 assert_eq!(found.record(), written.record());
                 for (found, expected) in found.cas().zip(written.cas()) {

@@ -1,5 +1,5 @@
-//! Tests which revisions are served until the published revisions are fetched, and which are served if these are
-//! unusable.
+//! Tests which revisions are served until the published revisions are fetched, and which are served if the published
+//! revisions are unusable.
 
 use pillion_api::profile::Rollout;
 use pillion_engine::profile::compile;
@@ -106,7 +106,7 @@ fn served_revision_stays_until_next_is_fetched() {
     assert_eq!(served(&index), [(two.revision().to_owned(), Some(one.revision().to_owned()))]);
     assert_eq!(broken(&index), 0);
 
-    // Raising the rollout to half of the pods, and then to all, needs no fetch.
+    // Raising the rollout to half of the workloads, and then to all, needs no fetch.
     for percent in [Some(50), None] {
         let promoted = if percent.is_some() { &one } else { &two };
         let pointer = pointer("1", Some((two.revision(), Some(promoted.revision()), percent)));

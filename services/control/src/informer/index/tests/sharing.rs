@@ -71,7 +71,7 @@ fn edit_beyond_the_share_keeps_accepted_version() {
     let broken = apply(&mut index, stored("b", 2, LARGE));
     assert_eq!(broken[0].serving.as_deref(), Some(&*before[1].1), "{broken:?}");
     assert_eq!(revisions(&index.snapshot), before);
-    // An edit replaces the earlier grant.
+    // An edit can use the memory of the profile's earlier version.
     assert!(apply(&mut index, stored("a", 2, LARGE - 1)).is_empty());
     assert_ne!(revisions(&index.publish().unwrap()), before);
 }
