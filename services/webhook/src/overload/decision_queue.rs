@@ -13,8 +13,11 @@
 //! The cost of a decision is known only afterwards, because it depends on the namespace's profiles. So each permit
 //! measures its use. A long decision on arrival counts as several. A decision on a queued request is charged to the
 //! class of the request, if it took more processor time than the request's cost covers.
+//!
+//! Reading a thread's processor time is a system call, which would be a few percent of a usual decision. So the time is
+//! read only after a decision on a queued request has taken longer than its cost covers, until the queue is empty.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant as ActualInstant};
 
@@ -53,6 +56,9 @@ pub(crate) struct DecisionQueue {
     /// grants permits resets it once the queue is empty.
     unqueued: AtomicUsize,
     state: Mutex<State>,
+    /// Whether some decision on a queued request has taken longer than its cost covers. The task that grants permits
+    /// resets it once the queue is empty.
+    has_long_decisions: AtomicBool,
     /// Notified when a permit is returned.
     returned: Notify,
     metrics: QueueMetrics,
@@ -84,9 +90,34 @@ enum Usage {
     Unqueued { began: ActualInstant },
     /// None yet: the permit is on its way to a queued request.
     Granted,
-    /// A decision on a queued request of this class and cost. `began` is the processor time of the thread that decides.
-    /// So a class is not charged for the time in which other threads use the processor.
-    Queued { class: u64, cost: u64, began: Duration },
+    /// A decision on a queued request of this class and cost.
+    Queued { class: u64, cost: u64, began: Start },
+}
+
+/// The beginning of a decision on a queued request. This is not the clock that tests pause.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    wall: ActualInstant,
+    /// The processor time of the thread that decides, if long decisions are expected. With it, a class is not charged
+    /// for the time in which other threads use the processor. Reading it is a system call, which would be a few percent
+    /// of a usual decision.
+    processor: Option<Duration>,
+}
+
+impl Start {
+    fn now(reads_processor_time: bool) -> Self {
+        Self { wall: ActualInstant::now(), processor: reads_processor_time.then(processor_time) }
+    }
+
+    /// Returns the cost of the time since the start, as far as it exceeds this cost.
+    fn excess(self, cost: u64) -> u64 {
+        // The processor time is never longer than this.
+        let longest = cost_of(self.wall.elapsed()).saturating_sub(cost);
+        match self.processor {
+            Some(began) if longest > 0 => cost_of(processor_time().saturating_sub(began)).saturating_sub(cost),
+            _ => longest,
+        }
+    }
 }
 
 /// A request in the queue. Dropping this value removes it from the queue.
@@ -103,6 +134,7 @@ impl DecisionQueue {
             slots: bounds.slots,
             unqueued_limit: bounds.unqueued,
             unqueued: AtomicUsize::new(0),
+            has_long_decisions: AtomicBool::new(false),
             state: Mutex::new(State { queue: FairQueue::new(bounds.queue.clone()), held: 0, is_served: false }),
             returned: Notify::new(),
             metrics,
@@ -138,12 +170,17 @@ impl DecisionQueue {
         match timeout_at(deadline.0, permit).await {
             Ok(Ok(permit)) if deadline.has_passed() => permit.and(Err(Shed::Deadline)),
             Ok(Ok(permit)) => permit.map(|mut permit| {
-                permit.usage = Usage::Queued { class, cost, began: processor_time() };
+                permit.usage = Usage::Queued { class, cost, began: self.start() };
                 permit
             }),
             // Before the deadline, the sender is dropped only if the runtime shuts down.
             Ok(Err(_)) | Err(_) => Err(Shed::Deadline),
         }
+    }
+
+    /// Starts the measurement of a decision on a queued request.
+    fn start(&self) -> Start {
+        Start::now(self.has_long_decisions.load(Ordering::Relaxed))
     }
 
     /// Grants permits until the queue is empty.
@@ -157,6 +194,7 @@ impl DecisionQueue {
                     state.is_served = false;
                     state.queue.forget_debts();
                     self.unqueued.store(0, Ordering::Relaxed);
+                    self.has_long_decisions.store(false, Ordering::Relaxed);
                     return;
                 }
                 self.take_next(&mut state)
@@ -209,7 +247,7 @@ impl Permit {
         match &mut self.usage {
             Usage::Unqueued { began } => *began = ActualInstant::now(),
             Usage::Granted => {}
-            Usage::Queued { began, .. } => *began = processor_time(),
+            Usage::Queued { began, .. } => *began = self.queue.start(),
         }
     }
 
@@ -239,8 +277,11 @@ impl Drop for Permit {
             }
             Usage::Granted => self.give_back(None),
             Usage::Queued { class, cost, began } => {
-                let real = cost_of(processor_time().saturating_sub(began));
-                self.give_back(Some((class, real.saturating_sub(cost))));
+                let excess = began.excess(cost);
+                if excess > 0 {
+                    self.queue.has_long_decisions.store(true, Ordering::Relaxed);
+                }
+                self.give_back(Some((class, excess)));
             }
         }
     }
