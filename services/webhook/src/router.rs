@@ -32,7 +32,7 @@ use crate::body::{self, Budget, BufferedBody, Limits, Sender, SharedLimits};
 use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::clients::client_address;
 use crate::overload::{
-    self, Deadline, Overload, Permit, RequestPermit, Shed, Unfinished, UnfinishedBodies, UnfinishedBounds,
+    self, Deadline, Overload, Permit, RequestPermit, ReviewFailure, Shed, UnfinishedBodies, UnfinishedBounds,
 };
 use crate::refusal::{RESPONSE_BYTES, Refusal};
 use crate::trace::RequestSpan;
@@ -304,9 +304,9 @@ impl Service {
         deadline: Deadline,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.overload.review_profile(client, deadline, work).await.map_err(|unfinished| match unfinished {
-            Unfinished::Shed(shed) => Refusal::Shed(shed),
-            Unfinished::Panicked(panic) => Refusal::from_panic(&*panic),
+        self.overload.review_profile(client, deadline, work).await.map_err(|failure| match failure {
+            ReviewFailure::Shed(shed) => Refusal::Shed(shed),
+            ReviewFailure::Panicked(panic) => Refusal::from_panic(&*panic),
         })
     }
 

@@ -51,7 +51,7 @@ pub(crate) type PanicPayload = Box<dyn Any + Send>;
 
 /// Why the work of a profile's review did not finish.
 #[derive(Debug)]
-pub(crate) enum Unfinished {
+pub(crate) enum ReviewFailure {
     /// The replica shed the request.
     Shed(Shed),
     /// The work panicked.
@@ -226,16 +226,16 @@ impl Overload {
         client: IpAddr,
         deadline: Deadline,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Unfinished> {
+    ) -> Result<T, ReviewFailure> {
         let class = self.keys.hash_one(client);
         let permit = self.profiles.queued(class, BASE_COST, deadline).await.map_err(|shed| match shed {
             // The classes of this queue are client addresses and not tenants, so this reason does not apply.
-            Shed::TenantQueueFull => Unfinished::Shed(Shed::QueueFull),
-            shed => Unfinished::Shed(shed),
+            Shed::TenantQueueFull => ReviewFailure::Shed(Shed::QueueFull),
+            shed => ReviewFailure::Shed(shed),
         })?;
         let running = self.profile_thread.run(with_permit(permit, work));
-        let finished = timeout_at(deadline.0, running).await.map_err(|_| Unfinished::Shed(Shed::Deadline))?;
-        finished.map_err(Unfinished::Panicked)
+        let finished = timeout_at(deadline.0, running).await.map_err(|_| ReviewFailure::Shed(Shed::Deadline))?;
+        finished.map_err(ReviewFailure::Panicked)
     }
 
     /// Counts a rejected request.
@@ -405,7 +405,7 @@ mod tests {
         }
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         let other = IpAddr::from([192, 0, 2, 2]);
-        assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(Unfinished::Shed(Shed::Deadline))));
+        assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(ReviewFailure::Shed(Shed::Deadline))));
         go_on.send(()).unwrap();
         compiling.await.unwrap().unwrap().unwrap();
         overload.review_profile(other, far, || ()).await.unwrap();
@@ -414,7 +414,7 @@ mod tests {
         let soon = Deadline(tokio::time::Instant::now() + Duration::from_millis(20));
         assert!(matches!(
             overload.review_profile(other, soon, move || waiting.recv()).await,
-            Err(Unfinished::Shed(Shed::Deadline))
+            Err(ReviewFailure::Shed(Shed::Deadline))
         ));
         go_on.send(()).unwrap();
     }
