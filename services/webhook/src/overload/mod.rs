@@ -407,7 +407,7 @@ mod tests {
         let other = IpAddr::from([192, 0, 2, 2]);
         assert!(matches!(overload.review_profile(other, soon, || ()).await, Err(ReviewFailure::Shed(Shed::Deadline))));
         go_on.send(()).unwrap();
-        compiling.await.unwrap().unwrap().unwrap();
+        compiling.await.unwrap().unwrap();
         overload.review_profile(other, far, || ()).await.unwrap();
         // The caller does not wait for work that exceeds the deadline.
         let (go_on, waiting) = mpsc::channel::<()>();
