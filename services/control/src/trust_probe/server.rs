@@ -66,8 +66,9 @@ struct TrustProbeState {
     metrics: TrustProbeMetrics,
 }
 
-/// The calls with one name, each with its certificate. Both webhook configurations have an entry. An API server may
-/// have the current version of one configuration and an earlier version of the other.
+/// The latest calls for the dry run of one object name, each with its certificate and epoch. The trust probe has an
+/// entry in both webhook configurations. An API server may have the current version of one and an earlier version of
+/// the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
     mutating: Option<ReceivedCall>,

@@ -42,7 +42,7 @@ struct Rig {
 
 fn settings() -> Settings {
     let mut settings = Settings::default();
-    // An API server delays the first creation of a new kind by two seconds.
+    // Shortly after a CRD is established, an API server delays each creation of an object of its kind by two seconds.
     settings.timeout = Duration::from_secs(4);
     settings.keep_unlisted_for = Duration::from_secs(30);
     settings

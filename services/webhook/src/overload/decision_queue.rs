@@ -163,7 +163,7 @@ impl DecisionQueue {
             (ticket, displaced)
         };
         if let Some(displaced) = displaced {
-            // An error means that the displaced request has already left the queue.
+            // An error means that the displaced request no longer waits, for example because its deadline has passed.
             let _ = displaced.send(Err(Shed::QueueFull));
         }
         let _queued = QueuedRequest { queue: self, class, ticket, since: Instant::now() };

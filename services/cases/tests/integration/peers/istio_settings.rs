@@ -238,7 +238,8 @@ fn variants(name: &str) -> Option<Vec<Variant>> {
     Some(found)
 }
 
-/// Reads the parameters of a document, which is a resource of the peer.
+/// Reads the settings in the spec of a resource of the peer, and appends the corresponding profile parameters to
+/// `parameters`. An unknown setting is an error.
 fn read_document(
     document: &Json,
     shipped: &ShippedProfiles,
