@@ -30,7 +30,7 @@ use super::{Selected, drop_replaced, group_is_taken, is_stand_in, object_matches
 pub enum RequestState {
     /// The profile is requested. It is part of the decision.
     Requested,
-    /// The profile could apply to the object, but neither the object nor its namespace requests it.
+    /// Neither the object nor its namespace requests the profile, or no object can, because its activation is `Never`.
     NotRequested,
     /// The labels of the namespace do not match the profile's `namespaceSelector`.
     NamespaceSelector,
