@@ -120,7 +120,8 @@ pub struct UpgradeStatus {
     pub evictions: Vec<PodEviction>,
 }
 
-/// Maximum number of [`UpgradeStatus::evictions`]. All replicas receive each change of the status.
+/// Maximum number of [`UpgradeStatus::evictions`]. It keeps the status small, because all replicas receive each change
+/// of the status.
 pub const MAX_EVICTIONS: usize = 50;
 
 /// An evicted pod that is not replaced yet.
@@ -232,7 +233,8 @@ pub struct ActiveRollback<'s> {
 }
 
 impl ProfileStatus {
-    /// Returns the active rollback. `None` if the last accepted revision is served.
+    /// Returns the active rollback. `None` if the last accepted revision is served, or if no revision is served or
+    /// accepted yet.
     #[must_use]
     pub fn rollback(&self) -> Option<ActiveRollback<'_>> {
         let (to, from) = (self.revision.as_deref()?, self.accepted_revision.as_deref()?);

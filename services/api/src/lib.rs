@@ -13,7 +13,7 @@
 //! * [`crd`]: the `CustomResourceDefinition`s of these kinds.
 //! * [`opt_in`]: the labels with which namespaces opt in.
 //! * [`held`]: the admission policies that make pods of `held` namespaces wait.
-//! * [`safety_net`]: the admission policy that serves pods of `enabled` namespaces while no replica answers.
+//! * [`safety_net`]: the admission policy that injects into pods of `enabled` namespaces while no replica answers.
 //! * [`webhook_configuration`]: the webhook configurations.
 
 mod labelled;

@@ -82,7 +82,7 @@ pub enum FailureMode {
     Enabled,
     /// The pod is rejected (`failurePolicy: Fail`).
     Required,
-    /// The pod is created, but not scheduled until it is injected.
+    /// The pod is created, but not scheduled until Pillion has decided whether to inject it.
     Held,
 }
 

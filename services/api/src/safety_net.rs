@@ -104,7 +104,8 @@ fn metadata(settings: &Settings) -> ObjectMeta {
     ObjectMeta { name: Some(settings.name.clone()), ..ObjectMeta::default() }
 }
 
-/// Returns the match rules for new pods in the namespaces that the webhook's entry `enabled` matches.
+/// Returns the match rules for new pods in the namespaces that the webhook's entry `enabled` matches. If there are
+/// several opt-in labels, the rules match all namespaces that are not excluded, because the mutations check the labels.
 fn pods(settings: &Settings) -> MatchResources {
     let excluded = not_excluded(&settings.release_namespace, &settings.excluded_namespaces);
     let opted_in = match settings.opt_in.labels() {

@@ -1,8 +1,8 @@
 //! The kind for dry runs that prove which CA an API server trusts. The API server never stores objects of this kind.
 //!
 //! The webhook configuration has an entry that only matches the creation of an [`InjectionTrustProbe`]. The endpoint of
-//! this entry uses a serving certificate of the newest CA. So the dry run of a creation succeeds only if the API server
-//! has this entry and trusts this CA.
+//! this entry uses a serving certificate of the newest CA. So if the dry run of a creation causes a call of the
+//! endpoint, the API server has this entry and trusts this CA.
 
 use std::borrow::Cow;
 

@@ -2,8 +2,8 @@
 //!
 //! As in Kubernetes, an empty map, an empty list and null are equal to an absent field. All other differences are
 //! reported, including a different order of a list. Elements with names are compared by name, so that an additional
-//! container results in only one difference. In an expected part, null or an empty list requires that the field is
-//! absent or empty; an empty map requires nothing.
+//! container does not make all later containers differ. In an expected part, null or an empty list requires that the
+//! field is absent or empty; an empty map requires nothing.
 
 use serde_json::{Map, Value as Json};
 

@@ -1,11 +1,11 @@
 //! Test cases for profiles: an object that is created, the state of the cluster, and the expected result.
 //!
 //! A profile author writes a [`Case`]. [`run`] passes its object through the steps of an API server: it mutates the
-//! object, applies the patch, and validates the result. For a creation, it also checks that a second mutation changes
-//! nothing, that the result is the same without `metadata.managedFields`, and that undoing the injection restores the
-//! object. The [`Verdict`] lists every difference from the expected result with its path.
+//! object, applies the patch, and validates the result. For a creation that is not denied, it also checks that a second
+//! mutation changes nothing, that the result is the same without `metadata.managedFields`, and that undoing the
+//! injection restores the object. The [`Verdict`] lists every difference from the expected result with its path.
 //!
-//! * [`Profiles`] holds the profiles of a case, with the values that the installer sets.
+//! * [`Profiles`] holds the profiles of a folder, and sets the values of a case in them.
 //! * `compare` finds the differences between two objects.
 //! * `managed` writes `metadata.managedFields` as the API server does.
 //!

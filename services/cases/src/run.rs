@@ -173,7 +173,8 @@ impl<'c> CaseRunner<'c> {
         self.send(object, endpoint, RecordTrust::ManagedFields)
     }
 
-    /// Whether the API server skips the webhook for the object.
+    /// Whether the object opts out by its label in an `enabled` namespace. The API server does not call the mutating
+    /// webhook for such an object.
     fn is_excluded(&self, object: &Json) -> bool {
         let label = object.pointer("/metadata/labels").and_then(|labels| labels.get(INJECT_LABEL));
         self.namespace.failure_mode() == Some(FailureMode::Enabled) && label.is_some_and(|label| label == "false")
@@ -197,8 +198,9 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences between results with and without managedFields. Commands such as `pillion inject` get
-    /// objects without managedFields.
+    /// Returns the differences between results with and without managedFields, and the changes of a second pass without
+    /// them. Commands such as `pillion inject` get objects without managedFields. If the case's object has
+    /// managedFields or a record, nothing is compared.
     fn without_managed_fields(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         if has_record(&self.object) || self.object.pointer("/metadata/managedFields").is_some() {
             return Ok(Vec::new());
@@ -210,7 +212,8 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences from the original object after the injection is undone with its record.
+    /// Returns the differences from the original object after the injection is undone with its record. Objects other
+    /// than pods, and pods that had a record before, are not compared.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         if self.text("kind") != "Pod" || has_record(&self.object) || !has_record(&first.object) {
             return Ok(Vec::new());

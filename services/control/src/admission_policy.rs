@@ -1,6 +1,6 @@
 //! Writes the API server's admission policies and their bindings, and watches them.
 //!
-//! Stored policies are compared field by field, since server-side apply would keep the additions of other clients.
+//! The whole spec of a stored policy is compared, since server-side apply keeps the fields that other clients added.
 
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -115,7 +115,7 @@ pub(crate) async fn is_supported(client: &Client, resources: &[&str]) -> kube::R
     Ok(resources.iter().all(|wanted| found.iter().any(|found| found.name == *wanted)))
 }
 
-/// Returns a stream with an item for each change of the object with this name.
+/// Returns a stream with an item for each change of the object with this name, and after each list of the watch.
 pub(crate) fn changes_of<K>(client: &Client, name: &str) -> BoxStream<'static, ()>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + 'static,

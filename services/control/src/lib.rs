@@ -15,7 +15,7 @@
 //! * [`webhook_config`]: creates the webhook configurations and corrects drift.
 //! * [`revisions`]: accepts profiles and publishes them as revisions.
 //! * [`audit`]: finds pods that differ from their profiles.
-//! * [`rollout`]: upgrades running pods in place.
+//! * [`rollout`]: brings new revisions to running pods.
 //! * [`held`]: installs the policies of held namespaces and releases pods that wait.
 //! * [`safety_net`]: maintains the admission policy that injects into pods of enabled namespaces while no replica
 //!   responds.

@@ -47,7 +47,7 @@ impl Release {
     /// Creates a release with this name, namespace and cluster domain.
     ///
     /// # Errors
-    /// Kubernetes would reject the names.
+    /// The name, the namespace or the domain is invalid.
     pub fn new(
         name: impl Into<String>,
         namespace: impl Into<String>,

@@ -25,7 +25,7 @@ pub enum SimulationError {
     /// The namespace is not opted in.
     #[error("its namespace is not opted in")]
     NotOptedIn,
-    /// The decision about the pod could not be computed.
+    /// The decision could not be computed, or its patch does not apply to the pod.
     #[error("{what}")]
     Failed {
         /// What failed.
@@ -65,7 +65,7 @@ pub fn as_written(pod: &Value) -> Value {
 /// the patched pod.
 ///
 /// # Errors
-/// The namespace is not opted in, or the decision cannot be computed.
+/// The namespace is not opted in, or the decision cannot be computed or applied.
 pub async fn created(
     pod: &Value,
     (name, namespace): (&str, &Arc<Namespace>),

@@ -29,7 +29,7 @@ struct Window {
     count: u32,
 }
 
-/// Maximum number of addresses in the table. When it is reached, addresses without an event in the last second are
+/// Maximum number of addresses in the table. When it is reached, addresses whose window of one second has ended are
 /// removed.
 const CLIENTS: usize = 1024;
 

@@ -38,7 +38,7 @@ fn clocks_agree_until_api_server_is_silent() {
         let client = control_plane.client();
         let task = tokio::spawn(async move { running.run(client, until).await });
         eventually(SOON, "the clocks agree", async || clock.agrees().then_some(()).context("not yet")).await?;
-        // The time in the header has a resolution of one second.
+        // The `Date` header of responses has a resolution of one second.
         let difference = clock.difference().context("the difference is unknown")?;
         ensure!(difference.unsigned_abs() < Duration::from_secs(3), "{difference:?}");
 

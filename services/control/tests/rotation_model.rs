@@ -30,7 +30,7 @@ use crate::rotation_model::world::{Disturbance, Rules};
 /// Number of explored states, unless `PILLION_ROTATION_STATES` is set. `just nightly` explores a million: all states
 /// within about thirty moves.
 const STATES: usize = 50_000;
-/// Number of random walks. Without `PILLION_THOROUGH`, the test runs a tenth of them.
+/// Number of random walks. Without `PILLION_THOROUGH`, the tests that expect no failure run a tenth of them.
 const WALKS: u64 = 2_000;
 /// Number of moves in each walk: enough for several rotations.
 const MOVES: usize = 600;

@@ -43,7 +43,7 @@ pub enum MatchState {
     NotWanted,
     /// The metadata alone does not show whether the profile matches. Call [`of_object`] to find out.
     Open,
-    /// The profile reads request values that a stored pod does not contain.
+    /// An expression of the profile failed, usually because it reads request values that a stored pod does not contain.
     Undecided,
     /// A lookup that the profile needs failed. A later attempt may succeed.
     NotLookedUp,
@@ -131,9 +131,9 @@ pub fn added(pod: Value<'_>) -> Vec<Box<str>> {
 }
 
 /// Selects the profiles for a pod by labels and annotations. `pod` is the original pod, and only its `metadata` is
-/// needed. If the metadata does not show whether a profile matches, calls `known` with the profile and the revision
-/// that would be injected. `known` returns whether the profile matches, or `None` if the caller does not know. In that
-/// case, and if the profile is pinned to an unavailable revision, the profile is [`MatchState::Open`].
+/// needed. If the metadata does not show whether a profile matches, or if the profile is pinned to an unavailable
+/// revision, calls `known` with the profile and the revision that would be injected. `known` returns whether the
+/// profile matches, or `None` if the caller does not know. The profile is then [`MatchState::Open`].
 #[must_use]
 pub fn of_metadata(
     snapshot: &Snapshot,

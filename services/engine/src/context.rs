@@ -14,7 +14,8 @@ use crate::json::{self, OwnedTape};
 use crate::lookup::{self, Answer, LookedUp, OwnerChain};
 use crate::namespace::NamespaceMetadata;
 
-/// Names that every expression of a profile may use, in addition to its parameters, variables and lookups.
+/// Names that every expression of a profile may use, in addition to its parameters, variables and lookups. Those in
+/// [`POD_NAMES`] are available only if the profile targets pods.
 const NAMES: [&str; 7] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary", "overlays"];
 
 /// Names that are bound only in parts of a profile. A variable that reads one of them can be used only in those parts.
@@ -51,7 +52,8 @@ pub(crate) struct Variable {
 /// The part of the context that all profiles of one request share.
 #[derive(Clone, Copy)]
 pub(crate) struct EvalContext<'v> {
-    /// The original object, without injected changes.
+    /// The value of `object`: the original object without injected changes. For the expressions of validations, the
+    /// object as it will be stored. For a deletion, null.
     pub(crate) object: json::Value<'v>,
     pub(crate) request: json::Value<'v>,
     pub(crate) namespace_name: &'v str,

@@ -18,11 +18,13 @@ pub use crate::reason::Reason;
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The request is allowed with a patch.
+    /// The request is allowed, and at least one profile changes the object.
     Injected,
-    /// The request is allowed without a patch, because the object already contains everything that the profiles add.
+    /// The request is allowed, and no profile changes the object, because the object already contains everything that
+    /// the profiles add.
     Unchanged,
-    /// The request is allowed without a patch, because no profile applies.
+    /// The request is allowed, and no profile takes effect: none matches the object, or those that match were left out.
+    /// There may still be a patch, for example one that removes a record that Pillion did not write.
     Skipped,
     /// The request is allowed, because no validation denies the object. Failed validations may still warn or write to
     /// the audit log.
@@ -180,7 +182,7 @@ pub enum Notice {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
-    /// A message from an applied profile, about a part that it left out or a precondition that only warns.
+    /// A message from a profile, about a part that it left out or a precondition that only warns.
     OfProfile {
         /// The display name of the profile.
         profile: Box<str>,

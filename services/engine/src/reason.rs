@@ -34,7 +34,7 @@ macro_rules! reasons {
 reasons! {
     /// At least one profile changed the object.
     Injected => "injected", "the profiles were applied";
-    /// A genuine record shows that the object already has everything that the profiles add.
+    /// The object already has everything that the profiles add.
     AlreadyInjected => "already_injected", "the object already has everything that its profiles add";
     /// All validations of the profiles succeeded.
     Valid => "valid", "the object passes the validations of its profiles";
@@ -44,7 +44,7 @@ reasons! {
     SwitchedOff => "switched_off", "injection is disabled for the whole cluster";
     /// The operation of the request is not handled, such as the update of a pod on the mutating path.
     OtherOperation => "other_operation", "only objects that are created are injected";
-    /// No profile targets the resource or subresource of the request.
+    /// No profile targets the resource or subresource of the request, or the request contains no object.
     OtherResource => "other_resource", "no profile targets this resource";
     /// The object is being deleted. Additions to it would have no effect, and finalizers cannot be added.
     BeingDeleted => "being_deleted", "the object is being deleted";
@@ -54,13 +54,13 @@ reasons! {
     NoContainers => "no_containers", "the pod has no containers";
     /// The object is in a system namespace.
     SystemNamespace => "system_namespace", "Pillion never injects into system namespaces";
-    /// None of the namespace's labels opts it in.
+    /// None of the namespace's labels opts it in, or the namespace was not found.
     NotOptedIn => "not_opted_in", "the namespace is not opted in by the label pillion.dev/injection";
     /// The namespace is opted in, but no profile is available in it.
     NoProfile => "no_profile", "no profile matches this namespace";
     /// Profiles are available in the namespace, but neither the namespace nor the pod requests one.
     NotRequested => "not_requested", "neither the pod nor its namespace requests a profile";
-    /// The author of the pod opted out.
+    /// The author of the pod opted out, or the namespace declines the profile.
     OptedOut => "opted_out", "the pod opts out";
     /// The pod's labels do not match the profile's objectSelector.
     ObjectSelector => "object_selector", "the labels of the pod do not match the profile's objectSelector";
@@ -98,7 +98,8 @@ reasons! {
     OperatingSystem => "operating_system", "the pod is for Windows, and the profile's containers are not";
     /// The record would exceed its maximum size.
     RecordTooLarge => "record_too_large", "the injection record would be too large";
-    /// The result would exceed a limit of Kubernetes or of Pillion.
+    /// The result would exceed a limit of Kubernetes or of Pillion, or a namespaced profile would change the result
+    /// of a cluster profile.
     LimitExceeded => "limit_exceeded", "the result would exceed a limit";
 }
 

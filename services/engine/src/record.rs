@@ -166,7 +166,8 @@ impl Record {
         })
     }
 
-    /// Returns the pointers of the elements that cluster profiles added.
+    /// Returns the pointers of the elements that were added by cluster profiles, or by namespaced profiles that only
+    /// extend one.
     pub(crate) fn added_by_platform(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.profiles().filter(Self::is_of_platform).flat_map(Self::added)
     }
@@ -183,7 +184,8 @@ impl Record {
         self.profiles().flat_map(Self::moved_by)
     }
 
-    /// Returns the places that cluster profiles added, replaced or moved.
+    /// Returns the places that were added, replaced or moved by cluster profiles, or by namespaced profiles that only
+    /// extend one.
     pub(crate) fn of_the_platform(&self) -> impl Iterator<Item = (Cow<'_, str>, ChangeKind)> {
         let places = |entry| {
             let added = Self::added(entry).map(|pointer| (pointer, ChangeKind::Added));

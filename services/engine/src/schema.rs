@@ -6,7 +6,7 @@
 /// The known fields of an object.
 #[derive(Debug)]
 pub struct Type {
-    /// Fields that are objects or keyed lists. All other fields merge as one value.
+    /// The objects and keyed lists that have a schema. All other fields merge by the general rules.
     pub fields: &'static [(&'static str, Field)],
     /// The fields that are mutually exclusive.
     pub one_of: OneOf,
@@ -34,7 +34,7 @@ pub struct KeyedList {
     pub element: &'static Type,
     /// Whether an existing element with the same key is a name conflict, instead of an element to merge into.
     pub names: bool,
-    /// Other lists, in which no element may have the name of an element of this list.
+    /// The lists, including this one, that together must contain each name only once. Empty if only this list matters.
     pub siblings: &'static [&'static str],
 }
 
@@ -55,7 +55,7 @@ impl Type {
         std::ptr::eq(self, &raw const POD)
     }
 
-    /// Returns the schema of a field. `None` if the field merges as one value.
+    /// Returns the schema of a field. `None` if the field merges by the general rules.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&'static Field> {
         self.fields.iter().find(|(field, _)| *field == name).map(|(_, field)| field)
@@ -85,8 +85,8 @@ pub static ANY: Type = plain(&[]);
 /// The schema of labels and annotations: a map whose entries are separate additions in the record.
 static ENTRIES: Type = Type { fields: &[], one_of: OneOf::Nothing, records_by_field: true };
 
-/// Returns the schema for the objects of a resource. Only the fields of pods are known. In other objects, maps merge by
-/// key, and each list is one value.
+/// Returns the schema for the objects of a resource. Apart from the metadata, only the fields of pods are known. In
+/// other objects, maps merge by key, and each list outside the metadata is one value.
 #[must_use]
 pub fn of(group: &str, resource: &str) -> &'static Type {
     let main = resource.split('/').next().unwrap_or_default();

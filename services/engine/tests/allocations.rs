@@ -16,7 +16,7 @@ fn allocations(case: Case) -> u64 {
     count
 }
 
-/// The ceilings are slightly above the current numbers. The limits of the benchmark are higher.
+/// The ceilings are slightly above the current numbers. They must not exceed the limits of the benchmark.
 #[test]
 fn cases_stay_within_ceilings() {
     for (case, ceiling) in [

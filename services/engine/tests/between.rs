@@ -302,7 +302,7 @@ fn authored_record_changes_nothing() {
     }
 }
 
-/// A trusted injection record that Pillion did not write removes no container of the pod's author. The third pass
+/// A trusted injection record that Pillion did not write does not remove the author's container `app`. The third pass
 /// changes nothing.
 #[test]
 fn record_of_missing_paths_is_harmless() {

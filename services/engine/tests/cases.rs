@@ -1,9 +1,9 @@
 //! Tests the results of profiles applied to pods. Each file in `tests/cases` and `tests/primitives`, and each example
 //! in docs/profiles.md, contains profiles, pods and the expected results.
 //!
-//! Every changed pod is passed to the engine again (the second pass): the second patch must be empty. Each case runs
-//! twice: once trusting every injection record, and once with managedFields that list the author's fields, as the API
-//! server sets them.
+//! Every resulting pod is passed to the engine again (the second pass). The second patch must be empty, unless the case
+//! contains the expected result of the second pass. Each case runs twice: once trusting every injection record, and
+//! once with managedFields that list the author's fields, as the API server sets them.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "test helpers fail by panicking")]
 

@@ -35,7 +35,7 @@ fn parameter_key(profile: &str) -> String {
     format!("parameters.example.com/{profile}")
 }
 
-/// The cluster profiles that namespaced profiles may extend.
+/// The cluster profiles that other profiles may extend.
 struct Library(Vec<(String, ProfileSpec)>);
 
 impl Parents for Library {

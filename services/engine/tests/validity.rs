@@ -7,8 +7,8 @@ use serde_json::{Value as Json, json};
 
 use crate::common::{patched, respond, review, snapshot};
 
-/// Applies a template that reads the variable `x` to a pod. The variable contains the pod's annotation `x`, which is
-/// `value` as JSON. Returns the patched pod, or the reason why the profile was not applied.
+/// Applies a template that reads the variable `x` to a pod. The pod's annotation `x` is the JSON text `value`, and the
+/// variable contains the parsed value. Returns the patched pod, or the reason why the profile was not applied.
 fn outcome(template: &Json, value: &str) -> Result<Json, String> {
     let profile = json!({
         "activation": "Always",

@@ -17,8 +17,9 @@ pub trait Bindings<'v> {
     /// Returns the value of a name that was added with [`Scope::with`](super::Scope::with).
     fn value(&self, name: &str, meter: &mut Meter) -> Result<Value<'v>, EvaluationError>;
 
-    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members). `None` if
-    /// the member is absent. If the member must be evaluated, the implementation charges `meter`.
+    /// Returns a member of a name that was added with [`Scope::with_members`](super::Scope::with_members) or
+    /// [`Scope::with_any_members`](super::Scope::with_any_members). `None` if the member is absent. If the member must
+    /// be evaluated, the implementation charges `meter`.
     fn member(&self, name: &str, member: &str, meter: &mut Meter) -> Result<Option<Value<'v>>, EvaluationError>;
 
     /// Returns the seed for the function `jitter`, which is the UID of the request.

@@ -5,12 +5,13 @@
 //! reproducible.
 //!
 //! 1. [`Text`] finds the expressions in the strings of a template.
-//! 2. [`Expression::compile`] checks an expression once, when a profile is stored. It first checks the size, so that no
-//!    source can exhaust the stack, and then the names and functions against a [`Scope`].
+//! 2. [`Expression::compile`] checks an expression once, when its profile is compiled. It first checks the size, so
+//!    that no source can exhaust the stack, and then the names and functions against a [`Scope`].
 //! 3. [`Expression::evaluate`] requests only the [`Bindings`] that the evaluation needs, and stops when it reaches a
 //!    limit of its [`Meter`].
 //!
-//! A [`Value`] borrows from the object or profile that contains it, so reading a field of a pod copies nothing.
+//! A [`Value`] borrows from the object or profile that contains it. Reading a field of a pod only copies strings with
+//! escapes.
 //!
 //! # Example
 //!
@@ -82,5 +83,5 @@ pub const MAXIMUM_DEPTH: usize = 32;
 /// The maximum nesting depth of loops (`map`, `filter`, `all`, ...).
 const MAXIMUM_LOOPS: usize = 2;
 
-/// The maximum size of a string, and of the whole result of an expression, in bytes.
+/// The maximum size of a computed string, and of the whole result of an expression, in bytes.
 pub const MAXIMUM_RESULT: usize = 256 * 1024;

@@ -1,8 +1,9 @@
 //! The meter limits the steps, memory, depth and time that expressions use.
 //!
 //! Everything that computes needs a meter: loops, patterns, and the builders in [`value`](super::value). A resource is
-//! charged before it is used, even if the computation then fails. The meter counts steps instead of time, so an
-//! expression has the same result each time for the same object. The deadline is a last resort.
+//! charged before it is used, or directly afterwards if the amount is not known earlier. If the computation fails, the
+//! charge remains. The meter counts steps instead of time, so an expression has the same result each time for the same
+//! object. The deadline is a last resort.
 //!
 //! One step is approximately one evaluated node, one processed item, or sixteen written bytes. It takes at most 25 ns
 //! of CPU time.
@@ -24,7 +25,7 @@ pub struct Meter {
     deadline: Option<Instant>,
     /// If fewer steps than this remain, [`Meter::charge`] reads the clock or fails.
     clock_at: usize,
-    /// The limit that was reached. All later charges fail.
+    /// The limit that was reached. All later charges of steps fail.
     reached: Option<Limit>,
     /// The pool that receives the unused budget when the meter is dropped.
     allowance: Option<Allowance>,

@@ -33,8 +33,9 @@ pub(crate) fn double_text(number: f64) -> String {
     }
 }
 
-/// Whether two values are equal. Numbers of different types are compared by value, and lists and maps by content. All
-/// other values of different types are unequal.
+/// Whether two values are equal. Numbers of different types are compared by value, and an integer is converted to a
+/// double to compare it with one. Lists and maps are compared by content. All other values of different types are
+/// unequal.
 pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> Result<bool, EvaluationError> {
     Ok(match (left, right) {
         (Value::Null, Value::Null) => true,
@@ -89,7 +90,7 @@ pub(crate) fn equal(left: &Value<'_>, right: &Value<'_>, meter: &mut Meter) -> R
     })
 }
 
-/// Returns the order of two values. `None` if their types have no order or one of them is NaN.
+/// Returns the order of two values. `None` if values of their types cannot be ordered, or if one of them is NaN.
 ///
 /// # Errors
 /// The meter's budget is too small for the comparison.
@@ -243,7 +244,8 @@ pub(crate) fn mismatch(operator: Operator, left: &Value<'_>, right: &Value<'_>) 
     }
 }
 
-/// Evaluates `+` and `-` for two quantities, and `*` and `/` for a quantity and a number.
+/// Evaluates `+` and `-` for two quantities, `*` for a quantity and an int or double, and `/` for a quantity and an
+/// int.
 pub(crate) fn quantities<'v>(
     operator: Operator,
     left: &Value<'v>,

@@ -25,8 +25,8 @@ impl Value<'_> {
     /// Converts the value of a field or element. Leaves out nested empty optionals.
     ///
     /// # Errors
-    /// The value cannot be represented in JSON: bytes, a type, or a double that is not a number. Or the value is larger
-    /// than [`MAXIMUM_RESULT`], or the meter's budget is too small.
+    /// The value cannot be represented in JSON: bytes, a type, or a double that is infinite or NaN. Or the value is
+    /// larger than [`MAXIMUM_RESULT`], or the meter's budget is too small.
     pub fn to_outcome(&self, meter: &mut Meter) -> Result<Outcome, EvaluationError> {
         Ok(match self.to_json(meter)? {
             Some(serde_json::Value::Null) | None => Outcome::Absent,

@@ -201,7 +201,8 @@ struct Parser<'s> {
 }
 
 impl Parser<'_> {
-    /// Parses an expression, including conditionals. All nested expressions are parsed with this function.
+    /// Parses an expression, including conditionals. Expressions in brackets, arguments and elements are also parsed
+    /// with this function, so it limits the nesting.
     fn expression(&mut self) -> Result<Ast, ExpressionError> {
         self.nesting += 1;
         if self.nesting > MAXIMUM_DEPTH {

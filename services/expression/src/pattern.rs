@@ -13,7 +13,8 @@ use regex_automata::nfa::thompson;
 
 use super::MAXIMUM_SOURCE;
 
-/// A compiled pattern. Clones share the compiled data. [`Scope::pattern`](super::Scope::pattern) creates it.
+/// A compiled pattern. Clones share the compiled data. Other crates create it with
+/// [`Scope::pattern`](super::Scope::pattern).
 #[derive(Clone, Debug)]
 pub struct Pattern(Arc<Compiled>);
 

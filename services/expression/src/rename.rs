@@ -4,7 +4,8 @@ use super::error::ExpressionError;
 use super::lexer::{Lexer, TokenKind};
 
 /// Returns the source of an expression with the members of `name` renamed: with the name `variables`, `variables.a`
-/// becomes `variables.b` if `rename` returns `b` for `a`.
+/// becomes `variables.b` if `rename` returns `b` for `a`. Members in brackets, such as `variables['a']`, keep their
+/// names.
 ///
 /// # Errors
 /// The source contains an invalid token.

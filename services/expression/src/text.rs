@@ -38,7 +38,8 @@ impl Text {
     /// Parses a string of a template.
     ///
     /// # Errors
-    /// A `${` is not closed. The error contains its range in the string.
+    /// A `${` is not closed, or its end cannot be found because of an invalid token. The error contains the range in
+    /// the string.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         let mut parts = Vec::new();
         let mut literal = String::new();

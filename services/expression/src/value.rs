@@ -398,8 +398,8 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// Returns the same value in a form with fast lookups: converts a map to a computed map if each lookup would visit
-    /// all its entries.
+    /// Returns the same map in a form with fast lookups: converts it to a computed map if each lookup would take more
+    /// than one step.
     pub(crate) fn searchable(&self, meter: &mut Meter) -> Result<Self, EvaluationError> {
         match self {
             Self::Tape(_) | Self::Extended(_) if self.lookup_cost() > 1 => match self.entries(meter)? {

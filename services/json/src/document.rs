@@ -445,8 +445,8 @@ impl<'a> Document<'a> {
         self.slots.get(id.place())
     }
 
-    /// Returns a slot for changing it. Every change must use this function, so that [`go_back`](Self::go_back) can
-    /// revert it.
+    /// Returns a slot for changing it. Every change to a slot that existed at the mark must use this function, so that
+    /// [`go_back`](Self::go_back) can revert it.
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<'a>> {
         let slot = self.slots.get_mut(id.place())?;
         if id.place() < self.mark.slots && !slot.is_saved {

@@ -35,7 +35,7 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{what} at byte {offset}")]
 pub struct SyntaxError {
-    /// The offset of the first invalid byte.
+    /// The offset of the byte at which the error was found.
     pub offset: usize,
     /// A description of the error.
     pub what: &'static str,
@@ -59,7 +59,7 @@ pub(crate) fn nodes(text: &[u8], limits: Limits) -> Result<Vec<Node>, SyntaxErro
     }
 }
 
-/// Whether a text is a JSON string, a number, `true`, `false` or `null`.
+/// Whether a text is a JSON string, a number, `true`, `false` or `null`, possibly with white space around it.
 pub(crate) fn is_scalar(text: &str) -> bool {
     match text.as_bytes() {
         [b'"', inner @ ..] if has_simple_escapes(inner) => true,

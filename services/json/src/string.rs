@@ -112,8 +112,7 @@ pub fn first_duplicate_key<'t, I: Iterator<Item = Key<'t>>>(keys: impl Fn() -> I
     twice.map(|(_, key)| key)
 }
 
-/// Decodes the content of a string. The parser has checked the string, so it contains no invalid escapes. If it did,
-/// they would be left out.
+/// Decodes the content of a string. The parser has checked the string, so it contains no invalid escapes.
 pub(crate) fn unescape(inner: &str) -> String {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;

@@ -357,7 +357,8 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Iterates over the direct children of an object or list: both keys and values, or items.
+/// Iterates over the items of a list. For an object, only [`Value::members`] uses `rest`: the nodes of the keys, each
+/// followed by the nodes of its value.
 struct Children<'t> {
     text: &'t str,
     rest: &'t [Node],

@@ -1,4 +1,4 @@
-//! Parses YAML in annotations the way that Kubernetes does, with limits on size and aliases.
+//! Parses YAML in strings, such as annotations, the way that Kubernetes does, with limits on size and aliases.
 
 use serde_json::Value as Json;
 

@@ -105,7 +105,7 @@ impl ClusterArgs {
     /// Connects to the API server. Returns the client and the release.
     ///
     /// # Errors
-    /// The API server is unavailable, or the cluster domain is invalid.
+    /// There is no valid configuration, the API server does not respond, or the cluster domain is invalid.
     pub(crate) async fn connect(&self) -> anyhow::Result<(kube::Client, Release)> {
         let release = self.release.release()?;
         Ok((self.api_server.connect().await?, release))

@@ -126,8 +126,8 @@ pub(crate) enum Command {
     },
 }
 
-/// All commands that run without a further subcommand, each with the meaning of exit code 1. `None`: the command has no
-/// findings.
+/// All visible commands that run without a further subcommand, each with the meaning of exit code 1. `None` means that
+/// the command never exits with code 1.
 const COMMANDS: &[(&str, Option<&str>)] = &[
     ("certs rotate", Some("the rotation is not complete after --wait")),
     ("completion", None),
@@ -298,7 +298,7 @@ fn about(command: &clap::Command) -> String {
     command.get_about().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Returns the table of all commands with their exit codes.
+/// Returns the table of all visible commands, with their purposes and the meaning of exit code 1.
 fn commands(program: &clap::Command) -> anyhow::Result<String> {
     let mut table = "| command | purpose | exit code 1 |\n|---|---|---|\n".to_owned();
     for (path, findings) in COMMANDS {
@@ -319,7 +319,8 @@ fn connection_flags(program: &clap::Command) -> anyhow::Result<String> {
     argument_table(flags)
 }
 
-/// Returns a section for each command: its help, its usage, and its arguments except the common ones.
+/// Returns a section for each visible command: its help, its usage, and its arguments except the common ones. The
+/// sections of `webhook` and `controller` refer to another page for the arguments.
 fn command_reference(program: &clap::Command) -> anyhow::Result<String> {
     let mut text = String::new();
     for (path, _) in COMMANDS {

@@ -59,7 +59,7 @@ async fn applied(objects: Vec<Value>, api_server: ApiServerArgs) -> anyhow::Resu
     Ok(Exit::Success)
 }
 
-/// Removes nulls, because the API server would store them as explicit values.
+/// Removes fields that are null, because the API server would store them as explicit values.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => Value::Object(

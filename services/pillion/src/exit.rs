@@ -1,4 +1,4 @@
-//! The exit codes, which are the same for all commands, as in `grep` and `kubectl diff`: 0 means success, 1 means
+//! The exit codes, which are the same for all commands, as in `diff` and `kubectl diff`: 0 means success, 1 means
 //! findings, and 2 means failure.
 
 use std::process::{ExitCode, Termination};
@@ -10,7 +10,7 @@ pub(crate) enum Exit {
     Success,
     /// 1: the command succeeded and found something, such as an error, a difference or a pod that lacks injected parts.
     Findings,
-    /// 2: the command failed, for example because of invalid arguments, a missing file or an unavailable API server.
+    /// 2: the command failed, for example because of invalid arguments or an unavailable API server.
     Failure,
 }
 

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 /// The maximum number of printed findings about pods, for each code and profile.
 const MAX_SIMILAR_FINDINGS: usize = 10;
-/// The maximum number of pods that are named in a shared finding.
+/// The maximum number of further pods that are named in a shared finding, and of remedies that are printed for it.
 const MAX_NAMED_PODS: usize = 5;
 
 /// The severity of a finding.
@@ -66,7 +66,8 @@ codes! {
     OptInLabelMisspelt => "opt_in_label_misspelt", Error, "use the label pillion.dev/injection";
     /// The namespace is a system namespace. Pillion never injects into these.
     SystemNamespace => "system_namespace", Error, "run the workload in another namespace";
-    /// The namespace is excluded by name in the webhook configuration.
+    /// The namespace is opted in, but the webhook configuration excludes its name, or has no entry for its failure
+    /// mode.
     ExcludedNamespace => "excluded_namespace", Error, "use another namespace, or remove this one from webhooks.excludedNamespaces";
     /// The pod opts out.
     OptedOut => "opted_out", Error, "remove the opt-out from the pod template if the pod should be injected";
@@ -77,7 +78,7 @@ codes! {
     /// A condition in the webhook configuration cannot be evaluated for this pod.
     WebhookConditionFailed => "webhook_condition_failed", Error, "correct the condition in the webhook configuration";
     // Requests for profiles.
-    /// The annotation that requests a profile is on the workload, and not in its pod template.
+    /// A label or annotation that controls injection is on the workload, and not in its pod template.
     AnnotationOnWorkload => "annotation_on_workload", Error, "move it to spec.template.metadata of the workload";
     /// Neither the pod nor its namespace requests a profile.
     NotRequested => "not_requested", Error, "add an annotation to the pod (of a workload: to spec.template.metadata): pillion.dev/profiles: NAME";
@@ -127,7 +128,7 @@ codes! {
     CreatedBeforeOptIn => "created_before_opt_in", Error, "restart the workload: pods are injected when they are created";
     /// The pod is older than the profile.
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
-    /// The webhook did not answer when the pod was created: it was unavailable, or too slow.
+    /// The webhook did not answer when the pod was created: it was not registered yet, unavailable, or too slow.
     WebhookUnavailable => "webhook_unavailable", Error, "check that replicas are ready (pillion doctor), then restart the workload";
     /// It is unknown why the pod was not injected: the webhook did not answer, or skipped the profile.
     Unexplained => "unexplained", Error, "check that replicas are ready (pillion doctor) and what the controller's audit reports, then restart the workload";
@@ -185,13 +186,13 @@ codes! {
     FewReadyReplicas => "few_ready_replicas", Warning, "run at least two replicas";
     /// A replica is listed as ready but is unreachable.
     ReplicaUnreachable => "replica_unreachable", Error, "look for a NetworkPolicy, a firewall or a failed node between API server and replica";
-    /// A dry run returned a pod unchanged, although it should be injected.
+    /// A dry run returned a pod without all parts of its profile, or the API server could not call the webhook.
     DryRunFailed => "dry_run_failed", Error, "see the other findings: the API server gets no usable response";
     /// No dry run was possible, so the path through the API server is untested.
     DryRunNotTried => "dry_run_not_tried", Info, "opt a namespace in, and run the command as a user who may create pods there";
     /// A service account lacks an RBAC permission that its component needs.
     PermissionMissing => "permission_missing", Error, "apply the roles of the chart (or of deploy/rbac) again";
-    /// No controller holds the Lease.
+    /// No controller holds the Lease, or its holder has stopped renewing it.
     NoLeader => "no_leader", Error, "check that the controller runs and reaches the API server";
     /// The CRDs are missing.
     CrdMissing => "crd_missing", Error, "pillion crds | kubectl apply -f -";
@@ -201,7 +202,7 @@ codes! {
     OtherInjector => "other_injector", Info, "check that both do not change the same fields of the same pods";
     /// The versions of replicas, controllers and this program differ.
     VersionSkew => "version_skew", Warning, "finish the upgrade";
-    /// The command could not read an object, so it did not check everything.
+    /// The command did not check everything, usually because it could not read an object.
     Unreadable => "unreadable", Warning, "ask for the permission, or ask a user who has it to run the command";
 }
 

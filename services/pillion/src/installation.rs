@@ -30,7 +30,7 @@ pub(crate) enum Part {
     Profiles(cluster_listing::Part),
 }
 
-/// The parts that could not be read, each with the API server's error.
+/// The parts that could not be read, each with the reason.
 pub(crate) type Unread = Vec<(Part, String)>;
 
 impl Part {

@@ -31,7 +31,8 @@ enum Format {
     Github,
 }
 
-/// Prints all problems and warnings. Problems are findings, warnings are not. A missing path is a failure.
+/// Prints the problems and warnings, up to a limit. Problems are findings, warnings are not. A missing path is a
+/// failure.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
     let LintArgs { paths, output: format } = args;
     let is_missing = paths.iter().any(|path| !path.exists());

@@ -1,7 +1,7 @@
 //! The program `pillion`: the webhook, the controller, and commands for users and pipelines.
 //!
-//! [`cli`] parses the command line. Each command is a module with its arguments and a `run` function; the modules that
-//! are declared before the commands are shared by them.
+//! [`cli`] parses the command line. Most commands are modules with their arguments and a `run` function. The commands
+//! share the modules that are declared before them.
 
 // Shared by the commands.
 mod exit;

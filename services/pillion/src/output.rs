@@ -280,7 +280,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_terminal: bool,
-    /// When the next line is printed, if standard error is not a terminal.
+    /// The earliest time of the next line, if standard error is not a terminal.
     next: Instant,
     is_shown: bool,
 }

@@ -114,7 +114,7 @@ async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> 
     Ok((status, audited))
 }
 
-/// Adds the report of the audit, and the injected containers that do not run.
+/// Adds the report of the audit, and findings for injected containers that do not run or are not ready.
 async fn run_audit(
     client: &Client,
     release: &Release,
@@ -172,7 +172,7 @@ fn unregistered(
     is_missing.then(|| availability::not_registered(release))
 }
 
-/// Returns a finding for each injected container that does not run.
+/// Returns a finding for each injected container that does not run or is not ready.
 async fn failing_sidecars(
     client: &Client,
     namespaces: BTreeSet<&str>,

@@ -66,7 +66,7 @@ impl Telemetry {
     /// Sets up logs only, for short commands.
     ///
     /// # Errors
-    /// The level is invalid.
+    /// The level is invalid, or logs are set up already.
     pub(crate) fn logs(logs: &LogArgs) -> anyhow::Result<()> {
         let level = logs.log_level.as_deref().unwrap_or(DEFAULT_LEVEL);
         let filter = logs::filter(level).context("--log-level cannot be used")?;
@@ -77,7 +77,7 @@ impl Telemetry {
     /// Sets up logs only, with a level that can change at run time.
     ///
     /// # Errors
-    /// The level is invalid.
+    /// The level is invalid, or logs are set up already.
     pub(crate) fn changing_logs(logs: &LogArgs, level: &str) -> anyhow::Result<LogLevel> {
         let (filter, level) = LogLevel::new(level)?;
         let lines = logs::layer(logs.log_format).with_filter(filter);
@@ -88,7 +88,7 @@ impl Telemetry {
     /// Sets up logs and, if an endpoint is set, traces, from the arguments and a policy's settings.
     ///
     /// # Errors
-    /// The level is invalid, or the endpoint cannot be used.
+    /// The level is invalid, the endpoint cannot be used, or logs are set up already.
     pub(crate) fn start(args: (&LogArgs, &TraceArgs), settings: (&Logs, &Traces)) -> anyhow::Result<Self> {
         let ((logs, traces), (levels, shares)) = (args, settings);
         let (filter, level) = LogLevel::new(&levels.level)?;

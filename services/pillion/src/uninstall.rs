@@ -1,7 +1,7 @@
 //! `pillion uninstall`: removes a release's cluster-scoped objects before the release itself is deleted.
 //!
-//! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. A
-//! remaining configuration would reject every pod of `required` namespaces.
+//! A namespaced object cannot own a cluster-scoped one, so deleting a release leaves its webhook configurations. If a
+//! configuration remained, the API server would reject every new pod of `required` namespaces.
 
 use anyhow::Context;
 use clap::Args;

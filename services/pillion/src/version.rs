@@ -33,7 +33,7 @@ pub(crate) struct VersionArgs {
 #[derive(Debug, Serialize)]
 struct Versions {
     client: Client,
-    /// `None` if the API server was not contacted, or is unavailable.
+    /// `None` if the API server was not contacted, or if the installation could not be read.
     server: Option<Server>,
 }
 
@@ -45,7 +45,8 @@ struct Client {
     revision: &'static str,
 }
 
-/// The versions in the cluster. `None` if a part is not installed.
+/// The versions in the cluster. `kubernetes` is `None` if it could not be read. The components are `None` if they are
+/// not installed.
 #[derive(Debug, Serialize)]
 struct Server {
     kubernetes: Option<String>,
@@ -60,7 +61,7 @@ struct Component {
     image: Option<String>,
 }
 
-/// Prints the versions. If the API server is unavailable, reports that and succeeds.
+/// Prints the versions. If the installation cannot be read, reports that and succeeds.
 pub(crate) fn run(args: VersionArgs) -> anyhow::Result<Exit> {
     let VersionArgs { client, output, at } = args;
     let server = if client { None } else { Some(block_on(server(&at))) };

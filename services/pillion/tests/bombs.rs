@@ -1,5 +1,5 @@
 //! Tests profiles that try to exhaust the resources of the program. `pillion lint` must reject each one quickly, and
-//! `pillion dev` must continue to serve requests while one of its files contains one.
+//! `pillion dev` must continue to serve requests while its files contain such profiles.
 
 use std::fmt::Write;
 use std::fs;

@@ -45,7 +45,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Returns a repository with two commits. The second one changes the profile, and moves a pod to a new folder.
+/// Returns a repository with two commits. The second one changes the profile, removes a pod, and adds a pod in a new
+/// folder.
 fn repository() -> TempDir {
     let repository = tempfile::tempdir().unwrap();
     let folder = repository.path();

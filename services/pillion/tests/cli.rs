@@ -1,4 +1,4 @@
-//! Tests the manual pages, completions, versions and CRDs that the process prints. Also tests all commands while their
+//! Tests the manual pages, completions, versions and CRDs that the process prints. Also tests commands while their
 //! output is closed, or while the cluster is unavailable.
 
 use std::fs;
@@ -113,7 +113,7 @@ fn kubeconfig(server: &str) -> String {
     )
 }
 
-/// The commands that connect to an API server, with the arguments that they need.
+/// Commands that connect to an API server, with the arguments that they need.
 fn cluster_commands() -> [&'static [&'static str]; 14] {
     const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../profiles/nginx");
     [

@@ -84,7 +84,7 @@ fn check_reports_all_mistakes() {
     }
 }
 
-/// A tenant's profile that adds a container whose image contains the cluster's region.
+/// A tenant's profile that adds a container, and an annotation with the cluster's region.
 const PROFILE: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: InjectionProfile
@@ -132,7 +132,7 @@ impl Dev {
     }
 
     fn metrics(&self) -> String {
-        // The program prints the line "metrics  http://127.0.0.1:1234/metrics".
+        // The program prints the line "Metrics http://127.0.0.1:1234/metrics".
         let address = self.program.word_after("http://");
         get(address.split('/').next().unwrap(), "/metrics").body
     }
@@ -182,7 +182,7 @@ fn log_level_follows_file_unless_flag_is_set() {
     write("\"info,hyper=debug\"");
     read(2);
     eventually("the reload is logged", || (reload_count(&replica) == 1).then_some(()));
-    // With the flag set, the file's level is ignored, so the program logs the same lines as before.
+    // With the flag set, the program ignores the file's level, so it logs the reloads.
     eventually("the flag overrides the file", || (reload_count(&deaf) >= 1).then_some(()));
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Every `console` block is a session that must print the output in the block. It runs in a folder that contains files
 //! from the preceding `yaml` blocks: a block becomes a file if it starts with a comment that contains a file name. In
-//! `sh` blocks, the commands that need no cluster are run, and `src/cli.rs` parses all `pillion` commands. The tests in
-//! `e2e` run the commands of `docs/break-glass.md`, `held.md`, `install.md`, `tutorial.md`, `tenancy.md` and the
-//! runbooks. A test in `node` runs those of `docs/quickstart.md`.
+//! `sh` blocks, the commands that need no cluster are run, except those for all shipped profiles, and `src/cli.rs`
+//! parses all `pillion` commands. The tests in `e2e` run the commands of `docs/break-glass.md`, `held.md`,
+//! `install.md`, `tutorial.md`, `tenancy.md` and the runbooks. A test in `node` runs those of `docs/quickstart.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

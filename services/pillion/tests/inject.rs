@@ -182,8 +182,7 @@ fn injected(profile: &str, object: &Value) -> Value {
 #[test]
 fn template_gets_result_of_created_pod() {
     let template = || json!({"metadata": {"labels": {"team": "red"}}, "spec": {"containers": [{"name": "app", "image": "app:1"}]}});
-    // Each kind of workload, with the owner of its pods in a cluster, and the labels that its controller adds to the
-    // pods.
+    // Each kind of workload, with the owner of its pods in a cluster, and labels that only the created pod has.
     let kinds = [
         ("apps/v1", "Deployment", ("apps/v1", "ReplicaSet", "web-5d9c7b"), json!({"pod-template-hash": "5d9c7b"})),
         ("apps/v1", "ReplicaSet", ("apps/v1", "ReplicaSet", "web"), json!({})),

@@ -1,4 +1,4 @@
-//! Tests the program as users run it, without a cluster.
+//! Tests the program as users run it, the chart and the documents, without a cluster.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,6 +1,6 @@
 //! Tests `pillion lint` as a process. It shows each mistake at its position in the file, and its exit code reports
-//! whether there are mistakes. Each file in `mistakes` has its expected output in a file beside it. These files are
-//! written by `just generate`.
+//! whether there are mistakes. Each profile in `mistakes` has its expected output in a file beside it. `just generate`
+//! writes the expected outputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -39,7 +39,7 @@ metadata: {name: web}
 spec: {containers: [{name: web, image: \"web:1\"}]}
 ";
 
-/// A process of `pillion dev` with its playground, started in the repository.
+/// A process of `pillion dev` with its playground, started in the repository by default.
 struct Dev {
     address: String,
     program: Program,

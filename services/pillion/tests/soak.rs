@@ -1,7 +1,7 @@
-//! Runs a replica for twenty seconds with hundreds of requests per second and all the events that can occur in a year
-//! of operation (`PILLION_SOAK_SECONDS` overrides the duration). The replica receives valid reviews of all sizes and
-//! invalid ones, clients that connect, disconnect and break off, new certificates, changed profiles and namespaces, and
-//! scrapes. Every valid review must get the right response. At the end, the memory use and the number of open files
+//! Runs a replica for twenty seconds with hundreds of requests per second and many of the events that can occur in a
+//! year of operation (`PILLION_SOAK_SECONDS` overrides the duration). The replica receives valid reviews of all sizes
+//! and invalid ones, clients that connect, disconnect and break off, new certificates, changed profiles and namespaces,
+//! and scrapes. Every valid review must get the right response. At the end, the memory use and the number of open files
 //! must be at most slightly larger than after the warm-up.
 
 use std::cell::{Cell, RefCell};
@@ -431,7 +431,7 @@ pub(crate) async fn send_valid_reviews(target: Rc<Target>, client: usize) {
     }
 }
 
-/// Sends invalid requests of every kind in turn.
+/// Sends invalid requests of several kinds in turn, and rarely a request that is too large.
 pub(crate) async fn send_invalid_requests(target: Rc<Target>) {
     let text = review(0, "CREATE", KIB).to_string();
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));

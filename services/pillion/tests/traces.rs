@@ -134,7 +134,7 @@ fn attribute(of: &Value, key: &str) -> Option<String> {
     Some(text(&found["value"]))
 }
 
-/// Profiles that inject into every pod, and reject pods with an invalid parameter.
+/// A profile that injects into every pod, and a profile that rejects every pod that requests it.
 const PROFILES: &str = "\
 apiVersion: pillion.dev/v1alpha1
 kind: ClusterInjectionProfile

@@ -35,7 +35,7 @@ fn template() -> Json {
     })
 }
 
-/// Returns a workload of each kind that creates pods, with its required fields.
+/// Returns a workload of each kind that creates pods, and a pod, with their required fields.
 fn workloads() -> Vec<Json> {
     let of = |version: &str, kind: &str, spec: Json| json!({"apiVersion": version, "kind": kind, "metadata": {"name": "web"}, "spec": spec});
     let mut pod = template();

@@ -3,8 +3,8 @@
 //!
 //! The project's own engine runs the programs of a control plane and of a node in Linux namespaces (`cluster::node`).
 //! The programs come from pinned Go modules and Debian packages. Tests use only this engine. For manual use, a cluster
-//! runs in kind instead if a container engine is installed. Each cluster has a name and a folder. The programs are
-//! stored in the tool cache (`cluster::parts`).
+//! runs in kind instead if Docker or Podman responds. Each cluster has a name and a folder. The programs are stored in
+//! the tool cache (`cluster::parts`).
 
 use std::io::PipeWriter;
 use std::path::{Path, PathBuf};

@@ -156,11 +156,12 @@ impl Builder {
     }
 
     /// Starts etcd and the API server. Waits until the API server is ready and has created the namespace `default`. If
-    /// the test has leased a control plane, attaches to the leased one instead.
+    /// the test has leased a control plane and this builder has the default address, attaches to the leased one
+    /// instead.
     ///
     /// # Errors
     /// The tools are missing, or etcd or the API server does not start; the error contains the end of its log. The
-    /// control plane is leased, but this builder configures it: such a test needs
+    /// control plane is leased, but this builder has arguments for the API server: such a test needs
     /// [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
@@ -310,9 +311,9 @@ impl Settings {
     }
 }
 
-/// Returns the memory limit of etcd and of an API server, in MiB: a twelfth of the machine's memory, because six control
-/// planes run at the same time on two processors. A smaller limit would cost processor time, because an API server uses
-/// up to 200 MiB all the time.
+/// Returns the memory limit of etcd and of an API server, in MiB: a twelfth of the machine's memory, but between 900
+/// and 2048. Six control planes run at the same time on two processors. A smaller limit would cost processor time,
+/// because an API server uses up to 200 MiB all the time.
 fn memory_limit() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
@@ -323,7 +324,7 @@ fn memory_limit() -> u64 {
 fn isolate_go_process(command: &mut Command, garbage_collection: GarbageCollection) -> &mut Command {
     use std::os::unix::process::CommandExt;
     match garbage_collection {
-        // Processor time is scarcer than memory in tests, so Go collects garbage only near this limit.
+        // Processor time is scarcer than memory in tests, so Go collects garbage only near the memory limit.
         GarbageCollection::Late => command.env("GOGC", "off").env("GOMEMLIMIT", format!("{}MiB", memory_limit())),
         // `just` sets GOGC for other Go programs.
         GarbageCollection::Default => command.env_remove("GOGC").env_remove("GOMEMLIMIT"),
@@ -418,7 +419,8 @@ impl ControlPlane {
         self.settings.url()
     }
 
-    /// Returns the folder of data, keys, kubeconfigs and logs (`etcd.log`, `kube-apiserver.log`).
+    /// Returns the folder of data, keys, kubeconfigs and logs (`etcd.log`, `kube-apiserver.log`). If the control plane
+    /// is leased, this folder has only kubeconfigs and similar files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.settings.directory

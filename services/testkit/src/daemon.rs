@@ -1,4 +1,4 @@
-//! A process with a log file that tests start, watch and signal. It ends when its [`Daemon`] is dropped.
+//! A process that tests start, watch and signal, with a log file. It ends when its [`Daemon`] is dropped.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -43,7 +43,7 @@ impl Daemon {
         Ok(Self { name, child, log: log.to_owned(), detached: false })
     }
 
-    /// Returns the process id in this process's PID namespace.
+    /// Returns the process id in the PID namespace of the caller.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()

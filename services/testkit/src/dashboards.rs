@@ -286,8 +286,9 @@ fn datasource() -> Value {
 }
 
 /// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
-/// Pillion's webhooks. In a list of labels, replaces `release` with the cluster and namespace labels, and `target` with
-/// the labels that identify a target. Replaces `[rate]` with Grafana's rate interval.
+/// Pillion's webhooks. Replaces `release` at the start of a list of labels with the cluster and namespace labels.
+/// Replaces `target` as the only label of a list with the labels that identify a target. Replaces `[rate]` with
+/// Grafana's rate interval.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"$cluster_label=~"$cluster", job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#
@@ -315,8 +316,8 @@ fn expression(text: &str, metric: &str) -> String {
     result + rest
 }
 
-/// Returns the part of a query before the first metric name outside quotes, and that name. `None`: there is no such
-/// name.
+/// Returns the part of a query before the first metric name outside quotes, and that name. Only names with the prefixes
+/// of Pillion, of processes and of the API server count. `None`: there is no such name.
 fn next_metric(text: &str) -> Option<(&str, &str)> {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let (mut quoted, mut begin) = (false, None);
@@ -337,7 +338,7 @@ fn next_metric(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// Returns all metric names in a query.
+/// Returns all metric names in a query that have a prefix of Pillion, of processes or of the API server.
 #[must_use]
 pub fn metrics_of(mut query: &str) -> Vec<String> {
     let mut found = Vec::new();

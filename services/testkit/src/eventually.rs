@@ -13,8 +13,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Repeats `attempt` until it returns `Ok`, for at most `limit`. Returns the value of the successful attempt.
 ///
-/// A failed attempt returns its reason as an error. The final error contains the reason of the last attempt. An attempt
-/// that hangs is cancelled when the limit is reached.
+/// A failed attempt returns its reason as an error. The final error contains the reason of the last attempt that ended
+/// by itself. An attempt that hangs is cancelled when the limit is reached.
 ///
 /// # Errors
 /// `what` did not become true within `limit`.

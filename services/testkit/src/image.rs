@@ -74,11 +74,11 @@ impl Image {
     }
 }
 
-/// Copies the image archive `archive` to the file `to`, and changes the image's reference to `reference`. The content
-/// and its digest stay the same.
+/// Copies `archive`, an archive of one image, to the file `to`, and changes the image's reference to `reference`. The
+/// content and its digest stay the same.
 ///
 /// # Errors
-/// The file is not an OCI layout with one image.
+/// The file is not an OCI layout, or cannot be copied.
 pub fn renamed(archive: &Path, reference: &str, to: &Path) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("no folder for the image")?;
     let tar = |action: &str, file: &Path, what: &[&str]| {
@@ -116,7 +116,8 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
         return Ok(Vec::new());
     }
     ensure!(!text.contains("not found"), "a library of {} is missing:\n{text}", program.display());
-    // Each line has the form `name => /path (address)`, or `/path (address)` for the loader itself.
+    // Lines have the form `name => /path (address)`, or `/path (address)` for the loader itself. Only the line of the
+    // kernel's vDSO has no path.
     Ok(text
         .lines()
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))

@@ -4,9 +4,9 @@
 //! process namespace, so every process that it starts ends with it. No packet leaves the copy's network, so tests with
 //! the same addresses and ports can run in parallel.
 //!
-//! By default the copy enters the network of a control plane that it has leased (see `shared.rs`), whose API server it
-//! may stop, pause and restart. A test that configures or measures the control plane requests a network of its own
-//! ([`Isolation::own_network`]).
+//! By default the test leases a control plane (see `shared.rs`), and the copy enters its network. The test may stop,
+//! pause and restart the API server of this control plane. A test that configures or measures the control plane
+//! requests a network of its own ([`Isolation::own_network`]).
 //!
 //! On the machine's loopback, the API server would behave differently from production in two ways. It sends requests to
 //! a webhook on a loopback URL over one HTTP/2 connection. It also rejects loopback addresses as endpoints of a
@@ -29,8 +29,8 @@ use crate::namespace::{CONTROL_PLANE, DIRECTORY, directory, leased_control_plane
 use crate::shared::State;
 use crate::{shared, tools};
 
-/// The environment variable that selects the body that the copy runs: the source location of the call of [`isolated`]
-/// or [`Isolation::run`].
+/// The environment variable that selects the body that the copy runs: the source location of the call that has this
+/// body, such as a call of [`isolated`] or [`Isolation::run`].
 const CALL: &str = "PILLION_TEST_CALL";
 /// The file in the test's folder to which the copy writes the result of the body. With the exit code alone, a test that
 /// was not found would look like a passed test.
@@ -84,7 +84,7 @@ pub struct Failure {
     pub message: String,
     /// The output of the copy.
     pub output: String,
-    /// The folder of the test, which is kept for debugging. `None`: the test failed before it was created.
+    /// The folder of the test, which is kept for debugging. `None`: the test failed before the folder was created.
     pub directory: Option<PathBuf>,
 }
 
@@ -255,8 +255,8 @@ impl Isolation {
         // of the output.
         drop(command);
 
-        // The new thread inherits the test harness's output capture, so the harness shows these lines as output of the
-        // test.
+        // The new thread inherits the test harness's output capture, so the harness shows the printed lines as output
+        // of the test.
         let printer = std::thread::spawn(move || print_and_collect(reader));
         let status = wait(&mut child, self.time_limit + GRACE);
         *output = printer.join().unwrap_or_default();

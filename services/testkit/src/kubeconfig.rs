@@ -1,4 +1,4 @@
-//! Writes kubeconfig files for kubectl and client libraries as JSON, which is valid YAML.
+//! Renders kubeconfigs for kubectl and client libraries as JSON, which is valid YAML.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

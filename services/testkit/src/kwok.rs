@@ -25,10 +25,10 @@ pub struct Kwok {
 
 impl Kwok {
     /// Creates nodes with the names `node-0`, `node-1` and so on, starts kwok as the administrator, and waits until the
-    /// nodes are ready.
+    /// last of these nodes is ready.
     ///
     /// # Errors
-    /// The program cannot be built or ends early, a node cannot be created, or the nodes are not ready in time.
+    /// The program cannot be built or ends early, a node cannot be created, or the last node is not ready in time.
     pub async fn start(control_plane: &ControlPlane, nodes: usize) -> anyhow::Result<Self> {
         let api = Api::<Node>::all(control_plane.client());
         for number in 0..nodes {

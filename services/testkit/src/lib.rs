@@ -14,7 +14,8 @@
 //! ```
 //!
 //! - [`tools`]: finds or builds `etcd`, `kube-apiserver`, `kubectl` and other programs.
-//! - [`namespace`]: the Linux namespaces of a test, which need no root; the test's addresses and folder.
+//! - [`isolation`]: runs a test in Linux namespaces of its own, which need no root; [`namespace`]: its addresses and
+//!   folder.
 //! - [`control_plane`]: etcd and kube-apiserver, started in a few seconds; clients, kubeconfigs and the real kubectl.
 //! - [`replica`]: replicas of webhook and controller as processes of the real binary.
 //! - [`kwok`]: the real kwok, which simulates the nodes and kubelets of large clusters.
@@ -30,7 +31,8 @@
 //! - [`https`]: an HTTPS server stack like production's, for webhooks inside a test and for the benchmark's baseline.
 //!
 //! Binaries: `control-plane up|down` (a control plane on this machine's loopback, for manual use), `cluster up|down` (a
-//! real cluster of one node) and `floor` (an HTTPS server with the lowest possible cost, as the benchmark's baseline).
+//! real cluster of one node), `bench` (the benchmark), `floor` (an HTTPS server with the lowest possible cost, as the
+//! benchmark's baseline) and `stub-replica` (a substitute for the real binary in tests).
 
 pub mod certificates;
 pub mod dashboards;

@@ -2,7 +2,8 @@
 //!
 //! A test cannot set the machine's clock, and Linux has no namespace for the wall clock. So the process preloads a
 //! small library, which reads an offset from a file and adds it to the kernel's time. The program itself is unchanged.
-//! The C compiler `cc`, which Rust links with, builds the library.
+//! The C compiler that the environment variable `CC` names builds the library. The default is `cc`, with which Rust
+//! links.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;

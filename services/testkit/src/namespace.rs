@@ -42,7 +42,8 @@ pub fn directory() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Returns the folder of the leased control plane. `None`: the test has its own network.
+/// Returns the folder of the leased control plane. `None`: this process has no lease, for example because the test has
+/// its own network.
 pub(crate) fn leased_control_plane() -> Option<PathBuf> {
     std::env::var_os(CONTROL_PLANE).map(|folder| PathBuf::from(folder).join(LEASED_CONTROL_PLANE))
 }

@@ -1,6 +1,6 @@
 //! Controls the API server of a leased control plane. Another process, the keeper, runs the control plane. So the test
-//! sends requests to the keeper over a Unix socket. A request is one byte. The response is empty, or the message of an
-//! error.
+//! sends requests to the keeper over a Unix socket. A request is one byte. The response is a newline, preceded by the
+//! message if the request failed.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -49,7 +49,7 @@ pub(crate) fn send(folder: &Path, request: Request) -> anyhow::Result<()> {
     stream.write_all(&[request.byte()]).context("cannot send a request to the control plane's keeper")?;
     let mut response = Vec::new();
     stream.read_to_end(&mut response).context("no response from the control plane's keeper")?;
-    // Without this byte, the end of the keeper would look like a success.
+    // Without the newline at the end of each response, the end of the keeper would look like a success.
     ensure!(response.pop() == Some(b'\n'), "the control plane's keeper has ended");
     ensure!(response.is_empty(), "{}", String::from_utf8_lossy(&response));
     Ok(())

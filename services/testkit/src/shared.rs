@@ -2,15 +2,17 @@
 //!
 //! Starting etcd and kube-apiserver takes longer than most tests, so a control plane outlives the test that started it.
 //! It runs in network namespaces of its own, and each test that leases it enters them. After a test has passed, every
-//! key in etcd is reset to its value before the first test. After a test has failed, its control plane is ended.
+//! key in etcd is reset to its value before the first test, except keys that the API server itself writes. After a test
+//! has failed, its control plane is ended.
 //!
-//! Two tests never use one control plane at the same time. There are as many control planes as parallel tests.
+//! Two tests never use one control plane at the same time. There are at most as many control planes as parallel tests.
 //!
-//! A reset either removes Pillion's CRDs or keeps them, because most tests need them ([`State`]).
+//! After a reset, a control plane has Pillion's CRDs or none ([`State`]). Most tests need the CRDs.
 //!
 //! A test may stop, pause and restart the API server of its lease, and may start a second API server on the same etcd.
-//! It sends requests to the process that runs the control plane, the keeper (see `remote.rs`). A reset starts a stopped
-//! API server again, and waits until only this API server is an endpoint of the Service `kubernetes`.
+//! To control the first API server, the test sends requests to the process that runs the control plane, the keeper (see
+//! `remote.rs`). A reset starts a stopped API server again, and waits until only this API server is an endpoint of the
+//! Service `kubernetes`.
 //!
 //! A lease is a lock on a file, because a test runner may start a process for each test. The control planes end with
 //! the test runner.
@@ -39,8 +41,8 @@ const KEEP: &str = "PILLION_TEST_KEEP";
 const NAMESPACES: &str = "namespaces";
 /// The file in a lease's folder that exists once the control plane is ready.
 const READY: &str = "ready";
-/// The file in a lease's folder that exists from the end of a test until the control plane has been reset. It contains
-/// the state to which the control plane is reset.
+/// The file in a lease's folder that exists from the request of a reset until the control plane has been reset. It
+/// contains the state to which the control plane is reset.
 const USED: &str = "used";
 /// The file in a lease's folder with the output of the control plane's keeper.
 const LOG: &str = "keeper.log";
@@ -109,10 +111,10 @@ pub(crate) struct Lease {
 impl Lease {
     /// Leases a control plane in this state. Starts a new one if none is free, and resets one that has a different
     /// state. `keeper` returns the command for a new control plane: it runs this program with a test that calls
-    /// [`keep_if_asked`], in namespaces of its own.
+    /// [`keep_if_asked`]. This function runs the command in namespaces of its own.
     ///
     /// # Errors
-    /// The control plane does not start; the error contains the end of its logs.
+    /// The control plane does not start or is not reset in time; the error contains the end of the keeper's log.
     pub(crate) fn take(state: State, keeper: impl Fn() -> Command) -> anyhow::Result<Self> {
         let run = Run::of_this_process();
         std::fs::create_dir_all(&run.folder).with_context(|| format!("cannot create {}", run.folder.display()))?;
@@ -128,7 +130,8 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Locks the free control plane that is ready soonest: if possible, one that runs and has this state.
+    /// Locks the free control plane that is ready soonest: if possible, one that runs and has this state. If none is
+    /// free, locks the folder of a new one.
     fn choose(run: &Run, state: State) -> anyhow::Result<Self> {
         // Without this lock, a control plane would look occupied while another test considers it.
         let choosing = File::create(run.folder.join("choosing.lock")).context("cannot create a lock")?;
@@ -179,7 +182,7 @@ impl Lease {
             let _ = std::fs::copy(self.folder.join(namespace::LEASED_CONTROL_PLANE).join(name), logs.join(name));
         }
         if let Some(process) = self.namespaces() {
-            // When this process has ended, the script [`KEEPER`] removes the folder.
+            // When the killed process has ended, the script [`KEEPER`] removes the folder.
             let _ = Command::new("kill").args(["-KILL", &process]).status();
         }
         let deadline = Instant::now() + LIMIT;

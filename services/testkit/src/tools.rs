@@ -29,9 +29,9 @@ pub(crate) fn dir() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Returns the path of one program: `etcd`, `kube-apiserver`, `kubectl`, `kube-controller-manager`, `prometheus`,
-/// `promtool`, `k6`, `otelcol`, `helm`, `kubeconform`, or a program of a [cluster](crate::cluster). The program is
-/// built on first use, which takes minutes.
+/// Returns the path of one program that `tools/build.sh` can build, such as `kubectl`, `kube-controller-manager`,
+/// `prometheus`, `helm`, or a program of a [cluster](crate::cluster). The program is built on first use, which takes
+/// minutes.
 ///
 /// # Errors
 /// The script that builds it failed; the error contains its output.
@@ -83,8 +83,8 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/build.sh")
 }
 
-/// Returns the folder with these programs, and builds missing ones. For each list of programs, runs `tools/build.sh` at
-/// most once per process.
+/// Returns the folder with these programs, and builds missing ones. Once `tools/build.sh` has succeeded for a list of
+/// programs, this process does not run it again for that list.
 pub(crate) fn built(programs: &[&str]) -> anyhow::Result<PathBuf> {
     static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // The lock is held during the build, so that tests of one process do not start it concurrently.

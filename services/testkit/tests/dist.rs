@@ -156,7 +156,7 @@ fn release_chart_names_published_image() {
     assert!(dist.ends_with(" --repository \"$REGISTRY/pillion\""), "{dist}");
     assert!(publish.starts_with("./justw publish \"$REGISTRY\""), "{publish}");
     assert!(read("justfile").contains("    image=$registry/pillion "), "`just publish` pushes another image");
-    // `dist.sh` replaces this line, and fails without it.
+    // `dist.sh` replaces the line `  repository: pillion`, and fails without it.
     let values = read("charts/pillion/values.yaml");
     assert_eq!(values.lines().filter(|line| *line == "  repository: pillion").count(), 1);
 }

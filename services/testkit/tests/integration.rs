@@ -1,4 +1,5 @@
-//! Tests of the test harness, and of the merge against a real API server.
+//! Tests of the test harness, and of the repository's modules and releases. Compares the engine's merge with a real API
+//! server.
 
 mod control_plane;
 mod dist;

@@ -1,5 +1,5 @@
 //! Compares the engine's merge with a real kube-apiserver. For each pod and template, strategic merge and server-side
-//! apply must give the same result as the engine.
+//! apply must give the same result as the engine, apart from the differences in `pins.rs`.
 //!
 //! Pods are stored as `PodTemplate` objects: they have the same fields, and the API server's pod admission does not
 //! change them. Results are compared after the API server has normalised them. `PILLION_ORACLE_CASES` sets the number

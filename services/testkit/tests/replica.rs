@@ -1,4 +1,4 @@
-//! Tests webhook replicas as processes, with a stub instead of the real binary.
+//! Tests webhook replicas as processes, with other programs instead of the real binary.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Tests that the API server retries when a replica sheds load: it opens a new connection and reaches another replica.
-//! This delays the creation of a pod by at most a second.
+//! Tests that the API server retries when a replica sheds load: it opens a new connection, which may reach a different
+//! replica. Each retry delays the creation of a pod by about a second.
 
 use std::net::IpAddr;
 use std::sync::Arc;

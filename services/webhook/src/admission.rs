@@ -60,8 +60,9 @@ pub type ReviewLookups = Arc<dyn Fn(Wanted, IpAddr) -> BoxFuture<'static, Looked
 pub struct RequestSettings {
     /// Maximum number of bytes of one body. A review of an update contains two objects of up to 3 MiB.
     pub body_limit: usize,
-    /// Maximum number of bytes of all request bodies together; a request that exceeds it gets 503. Large bodies can use
-    /// only three quarters of this budget, so that memory remains for small ones.
+    /// Maximum number of bytes of all request bodies together. If a body would exceed it, older incomplete bodies are
+    /// evicted, or else its own request gets 503. Large bodies can use only three quarters of this budget, so that
+    /// memory remains for small ones.
     pub body_budget: usize,
     /// Maximum time from the end of a request's head to the end of its body.
     pub body_timeout: Duration,
@@ -88,8 +89,9 @@ impl Default for RequestSettings {
 pub struct Admission {
     /// Profiles and namespaces. The whole snapshot is replaced when the cluster changes.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// Looks up namespaces that are missing from the snapshot. `None`: such namespaces are treated as missing from the
-    /// cluster.
+    /// Looks up namespaces that are missing from the snapshot, or that have a failure mode there that contradicts the
+    /// called path. `None`: the snapshot alone is used, and a namespace that is missing from it is treated as missing
+    /// from the cluster.
     pub live_namespace: Option<LiveNamespace>,
     /// Looks up other objects that reviews need. `None`: these objects are treated as missing from the cluster.
     pub lookups: Option<ReviewLookups>,
@@ -170,6 +172,8 @@ const CONTRADICTION_FRESH_FOR: Duration = Duration::from_secs(1);
 impl Admission {
     /// Decides a review, or returns a lookup that the decision needs. Requests each lookup at most once. The span
     /// `resolve` covers the lookups and ends when the decision begins.
+    ///
+    /// Returns an error if the engine fails, or if the lookup of a namespace failed that the failure mode requires.
     pub(crate) fn next(
         &self,
         context: &RequestContext,
@@ -182,7 +186,7 @@ impl Admission {
         if self.switch.is_off() {
             *resolve = Span::none();
             let decided = Decided { decision: Decision::skipped(Reason::SwitchedOff), patch: None };
-            // The failure mode follows from the path, so the namespace is not needed.
+            // On the API server's paths, the failure mode follows from the path, so the namespace is not needed.
             let decided = review.without_gate(endpoint, &Facts::default(), decided).map_err(Refusal::Internal)?;
             return Ok(Next::Respond(self.respond(context, review, &decided)));
         }

@@ -24,9 +24,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::clients::client_address;
 use crate::overload::{Eviction, SMALL, Shed, Unfinished, UnfinishedBodies};
 
-/// The smallest reservation, in bytes, for a body that arrives in more than one piece.
+/// The smallest buffer, in bytes, for a body that arrives in more than one piece. A body that cannot become this large
+/// gets a smaller buffer.
 const MIN_RESERVATION: usize = 16 * 1024;
-/// How long the rest of a body is read and discarded after its request was shed or rejected.
+/// The maximum time for which the rest of a body is read and discarded after its request was shed.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The memory budget of all request bodies together, over all connections.
@@ -148,9 +149,9 @@ impl Sender {
 
 /// Reads the body. A body that arrives in a single piece is not copied.
 ///
-/// If the body is too large or its request is shed, reads and discards the rest, so that the client finishes writing
-/// and reads the response. Draining stops after twice the body limit, or when the time limit ends. After shedding, it
-/// stops after [`LINGER`] at the latest.
+/// If the body is too large or its request is shed, and the sender needs draining, reads and discards the rest. The
+/// client then finishes writing and reads the response. Draining stops after twice the body limit, or when the time
+/// limit ends. After shedding, it stops after [`LINGER`] at the latest.
 pub(crate) async fn read(
     mut body: Body,
     limits: Limits,
@@ -176,8 +177,8 @@ pub(crate) async fn read(
     Err(error)
 }
 
-/// Reads and discards the body of a rejected request, up to `limit` bytes and for at most [`LINGER`]. The client then
-/// finishes writing and reads the response.
+/// Reads and discards the body of a shed request if its sender needs draining: up to `limit` bytes and for at most
+/// [`LINGER`]. The client then finishes writing and reads the response.
 pub(crate) async fn discard_rejected(request: Request, limit: usize) {
     if Sender::of(&request).needs_draining {
         let _ = timeout(LINGER, discard(&mut request.into_body(), limit)).await;
@@ -226,8 +227,10 @@ impl<'s> BodyReader<'s> {
         Ok(buffer.into())
     }
 
-    /// Appends a piece to the buffer. At most `rest` bytes can follow this piece (`None`: unknown). If the piece does
-    /// not fit, the buffer grows by half or to the needed size, but never beyond the maximum size of the body.
+    /// Appends a piece to the buffer. `rest` is the maximum number of bytes that `body` will still deliver (`None`:
+    /// unknown). If the piece does not fit, the buffer grows by half, to the needed size or to [`MIN_RESERVATION`],
+    /// whichever is the most. It never grows beyond `limit`, nor by more than `rest` bytes beyond the needed size.
+    /// Returns an error if the body exceeds `limit`, or if there is no memory.
     async fn append(
         &mut self,
         buffer: &mut Vec<u8>,
@@ -275,8 +278,9 @@ impl<'s> BodyReader<'s> {
         Ok(None)
     }
 
-    /// Returns the next frame. If none is available, yields once, because the connection's task may have to run before
-    /// it delivers a frame that has arrived. If there is still none, registers the body as unfinished and waits.
+    /// Returns the next frame, or `None` at the end of the body. If no frame is available, yields once, because the
+    /// connection's task may have to run before it delivers a frame that has arrived. If there is still none, registers
+    /// the body as unfinished and waits. Returns an error if the body is evicted meanwhile.
     async fn frame(&mut self, body: &mut Body) -> Result<Option<Frame<Bytes>>, BodyError> {
         let delivered = |frame: Option<Result<_, _>>| frame.transpose().map_err(BodyError::Broken);
         if self.unfinished.is_none() {

@@ -2,10 +2,11 @@
 //!
 //! An invalid certificate (expired, issued by another CA, or not valid for client authentication) fails the TLS
 //! handshake. A client without a certificate gets a 401 after its request's head, so that the API server's log names
-//! the missing certificate. The body of such a request is discarded without parsing.
+//! the missing certificate. A client whose certificate has none of the required names gets a 403. The body of such a
+//! request is discarded without parsing.
 //!
-//! Each handshake uses the current CA, which can be replaced at any time. An accepted connection stays open until it
-//! reaches its maximum age.
+//! Each handshake uses the current CA, which can be replaced at any time. An accepted connection is not checked again,
+//! and may stay open until it reaches its maximum age.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -35,8 +36,8 @@ use crate::tls::{PemText, provider};
 
 /// How long the body of a rejected request is read and discarded, so that its client can read the response.
 const LINGER: Duration = Duration::from_secs(1);
-/// The maximum size, in bytes, of a rejected body after which the connection stays open. After a larger body, it is
-/// closed with the response.
+/// The maximum size, in bytes, of a rejected body after which an HTTP/1 connection stays open. If the body is or may be
+/// larger, the connection is closed with the response.
 const SMALL_BODY: u64 = 64 * 1024;
 
 /// The client's address, which the server stores in the extensions of each request.
@@ -53,7 +54,7 @@ pub(crate) fn client_address(extensions: &Extensions) -> IpAddr {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientCaError {
-    /// The input is not PEM, or it is truncated.
+    /// A PEM section in the input is malformed or truncated.
     #[error("{origin} is not PEM text: {error}; expected one or more BEGIN CERTIFICATE sections")]
     NotPem {
         /// The source of the input.
@@ -67,7 +68,7 @@ pub enum ClientCaError {
         /// The source of the input.
         origin: String,
     },
-    /// A certificate in the input is not a CA certificate.
+    /// A certificate in the input cannot be parsed, or is not a CA certificate.
     #[error("certificate {number} in {origin} cannot be used as a CA: {reason}")]
     NotCa {
         /// The source of the input.
@@ -87,7 +88,7 @@ pub enum ClientCaError {
     },
 }
 
-/// The CA that client certificates are verified against, and the names that are allowed.
+/// The CAs against which client certificates are verified, and the allowed names.
 pub struct ClientCertificates {
     current: ArcSwap<ClientCas>,
     /// A certificate must have at least one of these names. If the list is empty, any name is accepted.
@@ -132,7 +133,7 @@ impl ClientCertificates {
     /// alternative names.
     ///
     /// # Errors
-    /// The input has no certificate, or one that is not a CA certificate.
+    /// The input is malformed, has no certificate, or has one that cannot be used as a CA certificate.
     pub fn new(cas: PemText<'_>, names: impl IntoIterator<Item = String>) -> Result<Arc<Self>, ClientCaError> {
         let names = names.into_iter().map(String::into_boxed_str).collect();
         Ok(Arc::new(Self { current: ArcSwap::from_pointee(ClientCas::read(cas)?), names }))
@@ -192,8 +193,8 @@ impl ClientCas {
         for (index, certificate) in certificates.iter().enumerate() {
             let not_ca = |reason| ClientCaError::NotCa { origin: origin(), number: index + 1, reason };
             roots.add(certificate.clone()).map_err(|error| not_ca(error.to_string()))?;
-            // Without this check, a certificate that is not a CA would be accepted as a root but could not verify any
-            // client, so all clients would be rejected.
+            // Without this check, a certificate that is not a CA would be accepted as a root. But it could not verify
+            // any client, so its clients would be rejected.
             if !is_ca_certificate(certificate) {
                 return Err(not_ca("it is not a CA (basic constraints)".to_owned()));
             }

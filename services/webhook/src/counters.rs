@@ -41,7 +41,7 @@ impl<const N: usize> Counters<N> {
         }
     }
 
-    /// Returns the value of the counter at this index.
+    /// Returns the value of the counter at this index, or 0 for an index that is out of range.
     pub(crate) fn get(&self, index: usize) -> u64 {
         self.0.get(index).map_or(0, Counter::get)
     }

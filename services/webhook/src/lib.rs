@@ -4,8 +4,8 @@
 //! serves the routes, records metrics and traces, and drains without losing a request. It has no Kubernetes client.
 //! Instead, the caller passes in a snapshot of the cluster, and functions that look up single objects.
 //!
-//! A process creates the parts of the server in this order: [`metrics::Metrics`], [`tls::ServingCertificate`],
-//! [`health::Readiness`], [`router::router`], [`serve::Server`].
+//! A process first creates [`health::Readiness`], a [`tls::ServingCertificate`] and [`metrics::Metrics`], then the
+//! [`router::router`], and at last the [`serve::Server`].
 //!
 //! * `client_text`: truncates text that clients wrote. `counters`: counters with one label.
 //! * [`switch`], [`policy`]: settings that can change while the process runs.

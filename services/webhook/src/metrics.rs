@@ -80,15 +80,15 @@ pub struct Metrics {
     dry_runs: Counter,
     request_bytes: Histogram,
     patch_bytes: Histogram,
-    /// Bytes in use by the bodies of requests in flight.
+    /// Bytes in use by the bodies of all current requests, complete or not.
     pub(crate) body_memory: Gauge,
-    /// Requests in flight.
+    /// Requests with a complete body and no response yet.
     pub(crate) inflight: Gauge,
     /// Requests whose bodies are still arriving.
     pub(crate) incomplete_bodies: Gauge,
     /// Panics that were caught.
     pub(crate) panics: Counter,
-    /// Shed requests, and the time that requests wait in queues.
+    /// Shed requests, queued requests, and the time that requests wait in queues.
     pub(crate) overload: OverloadMetrics,
     /// The metrics of the TLS connections.
     pub connections: ConnectionMetrics,

@@ -17,7 +17,7 @@ use crate::client_text::{Bounded, LOGGED_BYTES};
 use crate::metrics::RequestOutcome;
 use crate::overload::Shed;
 
-/// The maximum length of a plain-text response, in bytes.
+/// The number of bytes to which a message in a plain-text response is truncated.
 pub(crate) const RESPONSE_BYTES: usize = 1024;
 
 /// Why a request is answered without a review.

@@ -165,7 +165,7 @@ impl Service {
                 let (service, context) = (Arc::clone(self), context.clone());
                 let (snapshot, body) = (Arc::clone(&snapshot), Arc::clone(&body));
                 move || {
-                    // The body's memory is released when the work is done, even if the caller no longer waits.
+                    // The body's memory stays reserved until the work is done, even if the caller no longer waits.
                     let review = resolve.in_scope(|| Review::parse(&body.bytes)).map_err(Refusal::Review)?;
                     context.span.review(&review);
                     let next = service.admission.next(&context, &snapshot, &review, &mut results, &mut resolve)?;
@@ -251,8 +251,8 @@ impl Service {
     /// rejects the profile.
     ///
     /// Reviews of profiles are rare, but compiling one profile may take long. So they have a thread of their own,
-    /// separate from decisions about pods, and a short queue that is fair between client addresses. Parent profiles are
-    /// looked up.
+    /// separate from the decisions on pods, and a short queue that is fair between client addresses. Parent profiles
+    /// are looked up.
     async fn answer_profile(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         match self.review_profile(request).await {

@@ -30,7 +30,7 @@ pub struct PemText<'t> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateError {
-    /// The input is not PEM, or it is truncated.
+    /// A PEM section in the input is malformed or truncated.
     #[error("{origin} is not PEM text: {error}; expected {expected}")]
     NotPem {
         /// The source of the input.
@@ -56,7 +56,7 @@ pub enum CertificateError {
         /// The source of the input.
         origin: String,
     },
-    /// A key of this type cannot sign a handshake.
+    /// The private key is malformed, or a key of its type cannot sign a handshake.
     #[error(
         "the private key in {origin} cannot be used: {error}; expected ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits or more"
     )]
@@ -101,7 +101,7 @@ impl std::fmt::Debug for PemText<'_> {
 }
 
 impl ServingCertificate {
-    /// Reads and validates the first certificate and its key.
+    /// Reads and validates a certificate and its key.
     pub fn new(certificate: PemText<'_>, key: PemText<'_>) -> Result<Arc<Self>, CertificateError> {
         let current = ArcSwapOption::from_pointee(load(certificate, key)?);
         Ok(Arc::new(Self { current }))

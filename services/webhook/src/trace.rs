@@ -41,7 +41,7 @@ const MAX_PROFILES: usize = 16;
 
 /// The maximum length of `traceparent` in bytes. The current version has 55 bytes; later ones may have more.
 const TRACEPARENT_BYTES: usize = 128;
-/// The maximum length of `tracestate` in bytes. The standard requires that this many bytes are propagated. A longer
+/// The maximum length of `tracestate` in bytes. The standard recommends to propagate at least this many. A longer
 /// header is dropped.
 const TRACESTATE_BYTES: usize = 512;
 
@@ -183,12 +183,13 @@ impl RequestSpan {
         (found.is_valid() && found.is_sampled()).then(|| found.trace_id())
     }
 
-    /// Creates the span of reading the body and parsing the review.
+    /// Creates the span of reading the body. For a small body, it also covers the wait for a permit and the parsing.
     pub(crate) fn receive(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// Creates the span of looking up the namespace and the objects that the review needs.
+    /// Creates the span of looking up the namespace and the objects that the review needs. For a large body, it also
+    /// covers the wait for a permit and the parsing.
     pub(crate) fn resolve(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }

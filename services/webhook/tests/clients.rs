@@ -104,7 +104,7 @@ async fn missing_certificate_is_401_before_body_is_read() {
         assert!(answer.status == 401 && !answer.closes(), "{answer:?}");
     }
     assert!((guarded.server.metric(NO_CERTIFICATE) - 5.0).abs() < 0.5);
-    // No body was read to its end, and no request was decided.
+    // No body was passed to the application, and no request was decided.
     assert_eq!(guarded.app.metric("pillion_webhook_request_size_bytes_count"), Some(0.0));
     assert_eq!(guarded.app.metric("pillion_webhook_inflight_requests"), Some(0.0));
 }

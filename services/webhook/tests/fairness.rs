@@ -98,8 +98,9 @@ enum Core {
     Others,
 }
 
-/// Binds the calling thread to a core, if there are at least two. Otherwise the kernel may put the worker on the core
-/// of a busy thread, and the test would measure the worker's wait for the core as unfairness.
+/// Binds the calling thread to the first core or to all others, if there are at least two cores. Without this, the
+/// kernel may put the worker on the core of a busy thread, and the test would measure the worker's wait for the core as
+/// unfairness.
 fn run_on(core: Core) {
     // This reads the cores only once, because new threads inherit the binding of the thread that starts them.
     static ALLOWED: LazyLock<Vec<usize>> = LazyLock::new(|| {
@@ -434,7 +435,8 @@ impl Results {
         median(self.rounds.iter().map(ratio)).unwrap()
     }
 
-    /// Returns the number of the noisy tenant's requests that overtook a request of a quiet tenant.
+    /// Returns how many of the noisy tenant's requests overtook a request of a quiet tenant, at the 99th percentile:
+    /// the median of the rounds.
     fn overtaken(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an f64 holds small counts exactly")]
         median(self.rounds.iter().map(|round| round.together.overtaken as f64)).unwrap()

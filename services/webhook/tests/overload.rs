@@ -287,7 +287,7 @@ async fn cancelled_requests_leave_nothing_behind() {
     assert_eq!(in_use(&app), Some(0.0));
 }
 
-/// Sends requests over sockets, and closes the connections at random times.
+/// Sends requests over sockets, and closes the connections after different times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_connections_leave_nothing_behind() {
     let mut settings = RequestSettings::default();

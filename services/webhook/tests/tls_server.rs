@@ -71,7 +71,7 @@ async fn slow_head_is_cut_and_idle_connection_kept() {
 
     // The client sends a head that never ends, on a new connection and after a request.
     for requests_before in [0, 1] {
-        // The server starts its timer when it accepts the connection, before the client's handshake is complete.
+        // The server's timer starts later than this, with the first byte of the head.
         let began = Instant::now();
         let mut slow = server.http1().await;
         for _ in 0..requests_before {
@@ -139,8 +139,8 @@ async fn concurrent_handshakes_are_bounded() {
     stalled.write_all(&crate::support::client_hello(&server.root)).await.unwrap();
     // Once the server has responded, this handshake holds the only permit. The client sends nothing more.
     stalled.read_u8().await.unwrap();
-    // The test sleeps for half of the stalled handshake's timeout. In the other half, the next client waits, and then
-    // completes its handshake.
+    // The test sleeps for half of the stalled handshake's timeout. The next client waits for the other half. After
+    // that, half of its own timeout remains for its handshake.
     sleep(5 * SHORT).await;
     let mut next = pin!(server.http1());
     assert!(timeout(SHORT / 2, &mut next).await.is_err(), "two handshakes ran at once");

@@ -2,7 +2,7 @@
 //!
 //! The targets of profiles contain no wildcards and only namespaced resources. Invalid targets are rejected when a
 //! profile is compiled, but this module also leaves them out, because a rule that matches too much can stop a cluster.
-//! Cluster-scoped objects have no namespace that could opt in, so the API server never calls Pillion for them.
+//! Cluster-scoped objects have no namespace that could opt in, so the rules for targets never match them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,8 @@ fn is_delete(operation: &str) -> bool {
 }
 
 /// Returns the rules for the objects that profiles inject into: pods, and the other objects in `targets`. For pods,
-/// only creations match. For other objects, creations and updates match. Deletions and subresources never match.
+/// only creations match. For other objects, the creations and updates that a target lists match. Deletions and
+/// subresources never match.
 ///
 /// `targets` are the targets of profiles with templates.
 #[must_use]
@@ -89,8 +90,8 @@ pub fn validating_rules<'s>(profiles: impl IntoIterator<Item = &'s ProfileSpec>)
     rules_of(validating.map(|profile| profile.target.clone().unwrap_or_else(Target::pods)))
 }
 
-/// Returns the rules for targets: one for each resource and version, with the operations of all targets. The order of
-/// the targets does not affect the order of the rules.
+/// Returns the rules for targets: one for each group, version and resource, with the operations of all targets. Leaves
+/// out resources that no rule may match. The order of the targets does not affect the order of the rules.
 #[must_use]
 pub fn rules_of(targets: impl IntoIterator<Item = Target>) -> Vec<RuleWithOperations> {
     let mut rules: BTreeMap<(String, String, String), BTreeSet<&'static str>> = BTreeMap::new();

@@ -331,8 +331,8 @@ impl Auditor {
         Some(PodFetch::List { namespace, from: None })
     }
 
-    /// Returns the next namespace in alphabetical order after the last one. After the end, it starts from the
-    /// beginning.
+    /// Returns the next namespace in alphabetical order after the last one, among those that have pods to read and no
+    /// running request. After the end, it starts from the beginning.
     fn next_namespace(&self) -> Option<Box<str>> {
         fn after<'m, V>(map: &'m BTreeMap<Box<str>, V>, from: Bound<&str>) -> impl Iterator<Item = &'m str> {
             map.range::<str, _>((from, Bound::Unbounded)).map(|(name, _)| &**name)

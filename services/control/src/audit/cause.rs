@@ -19,7 +19,8 @@ pillion_api::labelled! {
     /// The cause of a difference. The causes are label values of a metric.
     #[derive(Hash, PartialOrd, Ord)]
     pub enum Cause {
-        /// The pod was created before the opt-in of the namespace had an effect. This may be shortly after the opt-in.
+        /// The pod was created before the namespace was opted in, or so shortly afterwards that the opt-in had no
+        /// effect yet.
         BeforeOptIn => "before_opt_in",
         /// The profile was created after the pod, or shortly before it.
         ProfileCreated => "profile_created",
@@ -47,7 +48,7 @@ pub struct Circumstances {
     pub created: i64,
     /// Whether the pod has an injection record.
     pub is_recorded: bool,
-    /// When the opt-in label was set.
+    /// The latest time at which the opt-in label can have been set.
     pub opted_in: Option<i64>,
     /// When another label or annotation of the namespace last changed.
     pub namespace_changed: Option<i64>,

@@ -2,8 +2,8 @@
 //!
 //! A separate field manager writes the condition, so that server-side apply does not change the rest of the status. An
 //! unchanged condition is not written: a new leader compares its first report with the stored condition. Nothing is
-//! written until a report is complete, since incomplete counts could be wrong. In a busy cluster, no report may ever be
-//! complete, so writing starts at the latest two minutes after all pods were listed.
+//! written until a report is complete, since incomplete counts could be wrong. In a busy cluster, it is possible that
+//! no report is ever complete. So writing starts at the latest two minutes after all pods were listed.
 //!
 //! The API server sends each write to all watchers of profiles. To limit the load, a changed status or reason is
 //! written at once, but changed pod counts only at intervals.
@@ -27,19 +27,21 @@ use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::profile_status;
 
-/// The condition's type. Its status is `True` while every matching pod has the profile's active revision.
+/// The condition's type. Its status is `True` while every matching pod has the profile's active revision, no other pod
+/// has the profile, and no pod is undecided.
 pub(crate) const INJECTED: &str = "Injected";
 
 /// The field manager of the condition.
 const MANAGER: &str = "pillion-controller-audit";
 /// Minimum time between two rounds of writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum time between two checks for conditions that are due or could not be written.
+/// Maximum time to wait for a new report before the last one is checked again for conditions that are due or could not
+/// be written.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Minimum time between two writes of a condition in which only the counts changed.
 const COUNTS_INTERVAL: Duration = Duration::from_mins(5);
-/// The maximum time to wait for a complete report, once all pods were listed. In a busy cluster, no report may ever be
-/// complete.
+/// The maximum time to wait for a complete report, once all pods were listed. In a busy cluster, it is possible that no
+/// report is ever complete.
 const COMPLETE_LIMIT: Duration = Duration::from_mins(2);
 
 /// The content of a condition.

@@ -26,15 +26,15 @@ pub struct AuditedPod {
     pub namespace: Box<str>,
     /// The name of the pod.
     pub name: Box<str>,
-    /// The UID of the pod as a number; 0 if it is invalid.
+    /// The UID of the pod as a number; 0 if it is missing or invalid.
     pub uid: u128,
     /// When the pod was created, in seconds since 1970; 0 if unknown.
     pub created: i64,
     /// The pod's controller, such as `ReplicaSet/web-7c9d6f5b8`, with the kind from [`kind_with_group`]. `None` without
     /// a controller.
     pub owner: Option<Box<str>>,
-    /// A JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner. Without
-    /// an owner, it has the pod's `generateName` or `name`.
+    /// A JSON object with the pod's `metadata` before injection: labels, annotations except large ones, and the
+    /// controlling owner. Without an owner, it has the pod's `generateName` or `name`.
     pub metadata: Box<str>,
     /// The pod's injection record.
     pub has: RecordedProfiles,
@@ -57,7 +57,8 @@ pub struct RecordedProfiles {
 pub(super) struct PodEntry {
     pub(super) uid: u128,
     pub(super) created: i64,
-    /// The auditor's epoch (the number of the watch's last list) when the watch last reported the pod.
+    /// The auditor's epoch (the number of the watch's last list) when the watch last reported the pod or the audit last
+    /// read it.
     pub(super) epoch: u32,
     pub(super) owner: Option<Arc<Box<str>>>,
     pub(super) metadata: Arc<Box<str>>,
@@ -71,8 +72,8 @@ pub(super) struct ProfileVerdict {
     pub(super) profile: Arc<Box<str>>,
     pub(super) revision: Arc<Box<str>>,
     pub(super) match_state: MatchState,
-    /// Whether the result is from the whole pod. Such a result remains valid until the profile or the namespace
-    /// changes.
+    /// Whether the result is from the whole pod. Such a result remains valid until the profile, the namespace or the
+    /// pod's metadata changes.
     pub(super) from_whole: bool,
 }
 
@@ -111,7 +112,7 @@ pub fn read(pod: Value<'_>) -> Option<AuditedPod> {
     })
 }
 
-/// Converts a UID to a number; 0 if it is not hexadecimal.
+/// Converts a UID to a number, without its hyphens. Returns 0 if it is not a hexadecimal number of at most 128 bits.
 pub(crate) fn uid_number(uid: &str) -> u128 {
     let digits: String = uid.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).unwrap_or_default()
@@ -136,7 +137,7 @@ pub fn kind_with_group<'k>(api_version: &str, kind: &'k str) -> Cow<'k, str> {
 
 /// Returns a JSON object with the pod's `metadata` before injection: labels, annotations and the controlling owner.
 /// Rollouts need the owner, since they select whole workloads. Without an owner, adds the pod's `generateName` or
-/// `name`. Annotations that are too large to request a profile are dropped.
+/// `name`. Drops the annotation of `kubectl apply` and the annotations that are larger than [`largest_kept`] allows.
 fn original_metadata(pod: Value<'_>) -> Box<str> {
     let mut out = String::from(r#"{"metadata":{"labels":{"#);
     write(&mut out, pod.at(&["metadata", "labels"]), |_, _| true);

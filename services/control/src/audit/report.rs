@@ -41,15 +41,16 @@ pub struct PodCounts {
 /// Number of pods of one profile, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProfileAudit {
-    /// The active revision is injected.
+    /// The expected revision is injected or, during a rollout, the newest one.
     pub injected: u64,
     /// The profile matches but is missing.
     pub missing: u64,
-    /// A revision other than the active one is injected.
+    /// A revision other than the expected one is injected.
     pub outdated: u64,
-    /// The profile is injected but does not match.
+    /// The record lists the profile, but the profile was deleted or does not match. Pods with its newest revision are
+    /// not counted.
     pub orphaned: u64,
-    /// The whole pod was not read yet, or does not show whether the profile matches.
+    /// It is unknown whether the profile matches: for example, the whole pod was not read yet, or a lookup failed.
     pub undecided: u64,
 }
 
@@ -58,9 +59,10 @@ pub struct ProfileAudit {
 pub struct NamespaceAudit {
     /// Number of findings by state, in the order of [`State::ALL`].
     pub findings: [u64; State::ALL.len()],
-    /// The active revision is injected.
+    /// The expected revision is injected or, during a rollout, the newest one.
     pub injected: u64,
-    /// The pod author opted out, the whole pod was not read yet, or it does not show whether the profile matches.
+    /// The pod author opted out, or it is unknown whether the profile matches: for example, the whole pod was not read
+    /// yet.
     pub skipped: u64,
     /// A hash of all findings. If it is the same in two reports of this process, the findings are the same.
     pub digest: u64,
@@ -106,7 +108,7 @@ pub struct Report {
     pub pods: PodCounts,
     /// Number of findings by state and cause, in the order of [`State::ALL`] and [`Cause::ALL`].
     pub counts: [[u64; Cause::ALL.len()]; State::ALL.len()],
-    /// The results by namespace, for all namespaces with a pod that a profile matches or whose record lists one.
+    /// The results by namespace. A namespace whose pods have no results is left out.
     pub namespaces: BTreeMap<Box<str>, NamespaceAudit>,
     /// Number of pods by profile, for all active profiles and all profiles in findings.
     pub profiles: BTreeMap<Box<str>, ProfileAudit>,
@@ -351,7 +353,7 @@ fn compare(
         if verdict.iter().any(|judged| is_for(&judged)) {
             continue;
         }
-        // A recorded profile with the active revision is not orphaned: the webhook matched it, even if the stored pod
+        // A recorded profile with the newest revision is not orphaned: the webhook matched it, even if the stored pod
         // has changed since.
         if !is_newest(profile, there) {
             comparison.wrong.push((profile.clone(), State::Orphaned, None, Some(there.clone())));

@@ -1,6 +1,6 @@
-//! The audit's requests to the API server. The audit watches the metadata of pods, and reads the whole pods that each
-//! [`PodFetch`] names. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces
-//! and profiles.
+//! The audit's requests to the API server. The audit watches the metadata of pods, and reads the whole pods of each
+//! [`PodFetch`]. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and
+//! profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,14 +43,15 @@ type UntypedPod = kube::api::DynamicObject;
 /// The state of the webhook, which the audit reads at regular intervals.
 #[derive(Debug)]
 pub(super) struct WebhookState {
-    /// When the webhook configuration was created; `None` if it does not exist or has no entries.
+    /// When the webhook configuration was created, in seconds since 1970. `None` if it does not exist or has no
+    /// entries.
     pub(super) registered: Option<i64>,
     /// Whether a replica is ready.
     pub(super) has_endpoint: bool,
     /// Whether injection is disabled.
     pub(super) is_off: bool,
-    /// The release's namespace, and the namespaces excluded by name. `None` if no webhook configuration has an entry
-    /// for pods.
+    /// The release's namespace, and the namespaces excluded by name. `None` if the webhook configuration does not
+    /// exist, or has no entry besides that of the trust probe.
     pub(super) excluded: Option<BTreeSet<Box<str>>>,
     /// The labels that opt a namespace in; `None` if the webhook configuration does not exist or does not show them.
     pub(super) opt_in: Option<OptIn>,
@@ -68,7 +69,8 @@ pub(super) struct AgeRequests<'a> {
 /// The pods of a fetch, and the continue token of the next page.
 pub(super) type Page = (Vec<OwnedTape>, Option<String>);
 
-/// Reads the pods that `pod_fetch` names. Returns an empty page if the pod does not exist.
+/// Reads one pod, or one page of a namespace's pods, as `pod_fetch` says. Returns an empty page if the one pod does not
+/// exist.
 pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result<Page> {
     match pod_fetch {
         PodFetch::Get { namespace, name } => {
@@ -79,8 +81,8 @@ pub(super) async fn fetch(client: &Client, pod_fetch: &PodFetch) -> kube::Result
     }
 }
 
-/// Reads a page of the pods of a namespace that match the label selector. `from` is the page's continue token; `None`
-/// reads the first page.
+/// Reads a page of the pods of a namespace that match the label selector, or of all its pods if `selector` is `None`.
+/// Completed pods are left out. `from` is the page's continue token; `None` reads the first page.
 pub(super) async fn list_pods(
     client: &Client,
     namespace: &str,
@@ -152,7 +154,7 @@ pub(super) fn watch_pods(client: &Client) -> impl futures::Stream<Item = PodChan
 }
 
 /// Returns the release's namespace, and the namespaces that every entry except the trust probe's excludes by name.
-/// `None` if there is no such entry.
+/// `None` if the configuration has no entry besides that of the trust probe.
 fn excluded(configuration: &MutatingWebhookConfiguration, release: &Release) -> Option<BTreeSet<Box<str>>> {
     let entries = configuration.webhooks.iter().flatten().filter(|entry| entry.name != trust_probe::WEBHOOK);
     let by_entry = entries.map(|entry| {

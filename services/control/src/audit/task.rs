@@ -1,5 +1,5 @@
-//! Runs the audit as a task. The task has one watch, sends few requests at a time, and makes at most one report per
-//! second.
+//! Runs the audit as a task. The task has one watch, sends few requests at a time, and by default makes at most one
+//! report per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub struct AuditSettings {
     pub pause_after_failure: Duration,
     /// Pause before failed lookups of a pod are retried. It doubles, up to a minute, as long as lookups fail.
     pub lookup_retry_pause: Duration,
-    /// Timeout of a request.
+    /// Timeout of a request for pods, and of reading the state of the webhook.
     pub request_limit: Duration,
     /// Maximum number of findings with details. All findings are counted.
     pub max_findings: usize,
@@ -113,7 +113,7 @@ struct Task {
     reads: Reads,
     facts: ClusterFacts,
     auditor: Auditor,
-    /// The pause before failed lookups are retried. `retry_at` is its end.
+    /// The pause after the next retry of failed lookups. The current pause ends at `retry_at`.
     retry_pause: Duration,
     retry_at: Instant,
     /// Whether anything has changed since the last report.
@@ -150,8 +150,8 @@ pub struct AuditChannels {
 /// A question of another task to the audit.
 #[derive(Debug)]
 pub enum AuditQuestion {
-    /// Requests the running pods whose record lists a profile. Until all pods are listed, `answer` is dropped without a
-    /// value.
+    /// Requests the audited pods whose record lists a profile. Completed and terminating pods are not audited. Until
+    /// all pods are listed, `answer` is dropped without a value.
     PodsWith {
         /// The profile's display name.
         profile: Box<str>,

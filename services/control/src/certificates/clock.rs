@@ -1,9 +1,10 @@
 //! Checks whether the local clock and the API server's clock agree.
 //!
-//! The controller uses the local clock to create and check certificates, so it does neither while this clock is wrong.
-//! The API server sends its time with every response (`Date` header). It is stored with the *monotonic* time of its
-//! arrival, so a step of the local clock is detected at once. The median of several responses is used: if one of three
-//! API servers has a wrong clock, the result is still right.
+//! The controller uses the local clock to create and check certificates. While this clock is wrong, the controller
+//! creates no certificate, and takes no step that depends on an age. The API server sends its time with every response
+//! (`Date` header). The time is stored with the *monotonic* time of the request, so a step of the local clock is
+//! detected at once. The median of several responses is used, so a few responses from an API server with a wrong clock
+//! do not change the result.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -52,7 +53,7 @@ impl Default for Settings {
 #[derive(Debug, Default)]
 struct Answers(VecDeque<Answer>);
 
-/// The API server's time in a response, and the monotonic time at which it was read.
+/// The API server's time in a response, and the monotonic time in the middle between the request and the response.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     date: Timestamp,
@@ -212,7 +213,7 @@ impl Clock {
                     }
                     reported = Some(agrees);
                 }
-                // Until the first response, send requests at short intervals, since some steps wait for the time.
+                // Without a recent response, send requests at short intervals, since some steps wait for the time.
                 let known = self.difference().is_some();
                 sleep(if known { self.settings.interval } else { self.settings.interval.min(FIRST_INTERVAL) }).await;
             }
@@ -228,7 +229,7 @@ impl Clock {
     }
 }
 
-/// Time between two requests until the first response.
+/// Time between two requests while there is no recent response.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Parses the value of a `Date` header, such as `Sat, 21 Nov 2026 12:00:00 GMT`. `None` if it is invalid.

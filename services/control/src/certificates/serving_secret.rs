@@ -188,8 +188,8 @@ pub struct WatchedSecret {
 pub enum SecretChange {
     /// The Secret has a pair that can be served.
     Valid(Box<ServingPair>),
-    /// The pair is invalid, and the replica continues to serve the last valid one. Reported only once until the Secret
-    /// changes.
+    /// The pair is invalid, and the replica continues to serve the last valid one. Reported again only if the Secret's
+    /// data or the reason changes.
     Invalid(InvalidPair),
     /// The CA of the pair is older than that of the served certificate. Reported only once until the Secret changes.
     Older {
@@ -239,7 +239,8 @@ struct ReportedState {
     /// Why the pair in the Secret was rejected; `None` if it was not.
     rejection: Option<Rejection>,
     gone_reported: bool,
-    /// The last pair that could be served.
+    /// The issuer and the end of the last accepted pair. `None` if there is none, or if its issuer is not a CA of
+    /// Pillion.
     served: Option<Served>,
 }
 
@@ -253,7 +254,7 @@ struct Served {
 enum Rejection {
     Invalid(Reason),
     /// The CA of the pair is older than that of the served certificate. The value is the time when the pair was first
-    /// seen.
+    /// rejected for this reason.
     Older(Instant),
 }
 

@@ -1,5 +1,4 @@
-//! Reads lists page by page, so that no response is larger than a page. If a continue token expires, the whole list is
-//! read at once.
+//! Reads lists page by page, to keep the responses small. If a continue token expires, the whole list is read at once.
 
 use std::fmt::Debug;
 

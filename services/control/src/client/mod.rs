@@ -27,11 +27,11 @@ use tower::service_fn;
 /// more seconds, the connection counts as lost.
 pub(crate) const WATCH_DURATION: Duration = Duration::from_secs(45);
 
-/// The first pause after a watch was interrupted. It doubles each time. Jitter may double each pause again.
+/// The first pause after a watch was interrupted. It doubles each time. Jitter makes each pause up to twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause without jitter. This is short, so that watches resume soon after a long outage.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
-/// A watch that lasts this long resets the pause.
+/// After this time without an error, the next pause is the first one again. Any event of the watch has the same effect.
 const PAUSE_RESET_AFTER: Duration = Duration::from_mins(2);
 
 /// Timeout for connecting.
@@ -44,7 +44,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(WATCH_DURATION.as_secs() + 1
 /// Why no client could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The kubeconfig is invalid.
+    /// The given kubeconfig is missing or invalid, or does not have the given context.
     #[error("the kubeconfig {} cannot be used", path.display())]
     Kubeconfig {
         /// The file.
@@ -53,7 +53,7 @@ pub enum ClientError {
         #[source]
         source: Box<kube::config::KubeconfigError>,
     },
-    /// The kubeconfig has no such context, or there is no kubeconfig.
+    /// The default kubeconfig is missing or invalid, or does not have the given context.
     #[error("the context {name:?} of the kubeconfig cannot be used")]
     Context {
         /// The context.
@@ -65,7 +65,7 @@ pub enum ClientError {
     /// No kubeconfig was given, and the process does not run in a pod.
     #[error("this process does not run in a pod with a service account token; outside of a cluster, pass a kubeconfig")]
     NotInCluster(#[source] Box<kube::config::InClusterError>),
-    /// There is no kubeconfig at kubectl's default locations, and the process does not run in a pod.
+    /// There is no usable kubeconfig at kubectl's default locations, and the process does not run in a pod.
     #[error("there is no kubeconfig, and this process does not run in a pod; pass one with --kubeconfig")]
     Nowhere(#[source] Box<kube::config::InferConfigError>),
     /// The configuration is invalid: for example, its certificate.
@@ -73,7 +73,7 @@ pub enum ClientError {
     Client(#[source] Box<kube::Error>),
 }
 
-/// Creates a client from a kubeconfig, or from the pod's service account if there is none. Sends no request.
+/// Creates a client from a kubeconfig, or from the pod's service account if `kubeconfig` is `None`. Sends no request.
 ///
 /// # Errors
 /// The configuration is missing or invalid.
@@ -85,7 +85,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
 /// How a command connects to the API server. The fields correspond to flags of kubectl.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
-    /// The kubeconfig. `None`: `$KUBECONFIG`, else `~/.kube/config`, else the pod's service account.
+    /// The kubeconfig. `None`: `$KUBECONFIG`, else `~/.kube/config`, else the pod's service account if `context` is
+    /// `None`.
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig. `None`: its current context.
     pub context: Option<String>,

@@ -18,7 +18,7 @@ pillion_api::labelled! {
         Off => "off",
         /// The API server does not support mutating policies.
         Unsupported => "unsupported",
-        /// The policies could not be written.
+        /// The policies could not be written, or it is unknown whether the API server supports them.
         Failing => "failing",
     }
 }

@@ -5,8 +5,8 @@
 //! - [`pod`]: the data that the controller stores for a waiting pod.
 //! - [`plan`]: plans the steps for waiting pods. It does no I/O.
 //! - [`release`]: watches waiting pods and executes the plans.
-//! - [`wanted`]: decides whether pods should wait, and whether they can be released.
-//! - [`metrics`]: counts waiting pods and steps.
+//! - [`wanted`]: decides whether pods should wait, and whether new pods are injected.
+//! - [`metrics`]: metrics of the waiting pods, the steps and the policies.
 
 pub mod metrics;
 pub mod plan;

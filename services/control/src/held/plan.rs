@@ -6,7 +6,8 @@
 //! - The number of deleted pods per second is limited.
 //! - If an owner's new pods wait although webhooks respond, the controller deletes none of them during a back-off,
 //!   which doubles each time. Then it deletes one pod, and waits to see if the replacement is injected.
-//! - A pod that no owner would create again is never deleted. An Event reports it instead.
+//! - A pod that no owner would create again is never deleted. In `enabled` namespaces, its scheduling gate is removed.
+//!   In others, an Event reports it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub enum Injection {
     Answering,
     /// Webhooks do not respond, or their state is not known.
     Silent,
-    /// An administrator disabled injection with the kill switch, so no pod should wait.
+    /// An administrator disabled injection or removed the webhook configurations, so no pod should wait.
     SwitchedOff,
 }
 
@@ -188,8 +189,8 @@ impl Planner {
 
     fn begin(&mut self, now: Instant, injection: Injection, pods: &BTreeMap<Key, Waiting>) {
         if injection == Injection::Answering && self.injection != Injection::Answering {
-            // Until now, no webhook responded. Pods that were created meanwhile had to wait, so they do not count as
-            // failed attempts.
+            // Until now, no webhook was known to respond. Pods that were created meanwhile had to wait, so they do not
+            // count as failed attempts.
             for attempts in self.owners.values_mut() {
                 *attempts = Attempts { failures: attempts.failures, ..Attempts::default() };
             }

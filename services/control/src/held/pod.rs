@@ -14,7 +14,8 @@ use serde::Deserialize;
 /// The finalizer for Job tracking. The Job controller removes it once it has counted the finished pod.
 pub(crate) const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
 
-/// A pod as the watch delivers it. It has only the fields that show whether the pod waits.
+/// A pod as the watch delivers it. It has only the metadata, and the fields of the spec that show whether the pod
+/// waits.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct StoredPod {
     #[serde(default)]
@@ -130,7 +131,7 @@ impl OwnerKind {
 pub struct HeldPod {
     /// The UID of the pod.
     pub uid: Arc<str>,
-    /// The `resourceVersion` that was read. It is a precondition of every write, so a write fails if the pod has
+    /// The `resourceVersion` that was read. It is a precondition of the first write, so that write fails if the pod has
     /// changed.
     pub resource_version: Arc<str>,
     /// The kind of the pod's owner.

@@ -40,7 +40,7 @@ pub struct PolicySettings {
     pub recheck: Duration,
     /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
-    /// The longest time between two corrections, however often `first_pause` doubles.
+    /// The maximum of the doubled `first_pause`.
     pub longest_pause: Duration,
 }
 

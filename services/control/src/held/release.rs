@@ -1,7 +1,8 @@
 //! Watches pods that have the scheduling gate of `held` namespaces, and executes the plans.
 //!
-//! The preconditions of every write are the pod's UID and the `resourceVersion` for which the plan was made. So the
-//! write fails if the pod has changed after the plan: for example, if it was scheduled or recreated.
+//! The preconditions of every change of a pod are its UID and the last `resourceVersion` that this controller knows. So
+//! the change fails if another client has changed the pod after the plan: for example, if the pod was scheduled or
+//! recreated.
 //!
 //! A Job's pod is deleted in two steps, as the Job controller does when a Job is suspended. First, the finalizer of Job
 //! tracking is removed. Then the pod is deleted. So the pod does not count as failed, and a Job with `backoffLimit: 0`

@@ -1,9 +1,9 @@
 //! Metrics of the watches: the number of cached objects, the age of each cache, and the number of interruptions.
 //!
 //! The age of a cache is the time since its watch last received anything from the API server. That is an event, a
-//! bookmark (sent about once a minute, and shortly before a watch ends), or the response to a new watch. kube's watcher
-//! drops bookmarks, and objects that seldom change cause no events for hours. So `recording` records the time when
-//! bytes of a response arrive, and the age rises whenever the API server is silent.
+//! bookmark (sent about once a minute, and shortly before a watch ends), or the response to a list or a new watch.
+//! kube's watcher drops bookmarks, and objects that seldom change cause no events for hours. So `recording` records the
+//! time when bytes of a response arrive, and the age rises whenever the API server is silent.
 //!
 //! The delay until a change is served is not measured here. Only `managedFields` has the time of a write, in whole
 //! seconds of the API server's clock. That is too coarse for a delay of a tenth of a second. A test with a real API

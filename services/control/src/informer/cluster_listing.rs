@@ -40,7 +40,7 @@ pub struct ClusterListing {
     pub serves_revisions: bool,
     /// The stored profiles.
     pub stored: Vec<Stored>,
-    /// Invalid profiles.
+    /// Invalid profiles, and published revisions that cannot be used.
     pub broken: Vec<Broken>,
     /// The parts that could not be read, with the API server's message.
     pub unread: Vec<(Part, String)>,

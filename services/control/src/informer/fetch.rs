@@ -61,8 +61,8 @@ impl Fetches {
         self.start();
     }
 
-    /// Queues a retry after a pause. The pause is twice as long as `paused`, the pause before the last attempt, but
-    /// within the limits above.
+    /// Queues a retry after a pause. The pause is twice as long as `paused`, the pause before the last attempt, but at
+    /// least [`FIRST_PAUSE`] and at most [`LONGEST_PAUSE`].
     pub(crate) fn queue_retry(&mut self, key: RevisionKey, paused: Duration) {
         let pause = (paused * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.paused.push(tokio::time::sleep(pause).map(move |()| (key, pause)).boxed());

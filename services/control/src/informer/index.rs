@@ -8,11 +8,11 @@
 //! would appear to be missing. After that, the watches are independent: while a watch is interrupted, the objects that
 //! it last delivered remain in use.
 //!
-//! If a profile does not fit into the memory [`share`] of its namespace, the profile's text is neither compiled nor
-//! kept. Once memory is free, the caller reads the profile again (`Index::take_readable`).
+//! If a profile does not fit into the memory [`share`] of its namespace, its text and its compiled form are dropped.
+//! Once memory is free, the caller reads the profile again (`Index::take_readable`).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
-//! compiled profiles, and each list clears and refills the store.
+//! compiled profiles, and during a list they keep both the old and the new objects.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -75,7 +75,7 @@ pub struct ProfileState<'i> {
     pub uid: &'i str,
     /// The last version that compiled, with its current parents.
     pub good: Option<&'i Arc<CompiledProfile>>,
-    /// Whether the stored version did not compile.
+    /// Whether the stored version did not compile, or does not fit into the memory share.
     pub broken: bool,
     /// Whether the stored version still has to be compiled.
     pub due: bool,
@@ -123,7 +123,7 @@ pub struct Index {
     shares: Shares,
     /// Profiles that must be compiled.
     due: BTreeSet<ProfileName>,
-    /// Profiles that are not compiled yet, because they wait for memory.
+    /// Profiles whose stored spec is not active, because it waits for memory.
     lacking: BTreeSet<ProfileName>,
     /// Cluster profiles whose children have to be compiled again.
     touched: BTreeSet<Box<str>>,
@@ -457,8 +457,8 @@ impl Index {
         broken.extend(diagnostics.map(|diagnostics| state.to_broken(name, diagnostics)));
     }
 
-    /// Returns up to `count` profiles that did not fit into their memory share before, and now do. Returns each once.
-    /// The caller reads their stored objects and passes them to [`Self::update`].
+    /// Returns up to `count` profiles that waited for memory, and may now fit into their share. Returns each once. The
+    /// caller reads their stored objects and passes them to [`Self::update`].
     pub(crate) fn take_readable(&mut self, count: usize) -> Vec<ProfileName> {
         if !self.namespaced.is_complete {
             return Vec::new();

@@ -1,17 +1,18 @@
 //! Caches single objects of the API server, refreshes them early, and serves stale ones while the API server is
 //! unavailable.
 //!
-//! A new cache entry is **fresh** for a limited time, which bounds how late a change is seen. An entry that is used in
-//! the last third of that time is refreshed in the background, so pods do not wait for entries that are in regular use.
-//! For an older entry, the pod waits for a new request. If the request fails, the stale entry is served:
+//! A new cache entry is **fresh** for a limited time, which bounds how late a change is seen. An existing object that
+//! is used in the last third of that time is refreshed in the background, so pods do not wait for objects that are in
+//! regular use. For an entry that is no longer fresh, the pod waits for a new request. If the request fails, the stale
+//! entry is served:
 //!
 //! - If the API server is unavailable: until the entry is an hour old. A restart of the API server must not change
 //!   which profiles pods get.
 //! - If the API server refuses the request: until the entry is five minutes old. An API server that has just started
 //!   may briefly refuse requests, but the removal of a permission must take effect soon.
 //!
-//! While the API server is unavailable, pods do not wait if there is an entry. Occasional requests in the background
-//! show when the API server is available again.
+//! For a few seconds after a request has found the API server unavailable, pods with a stale entry get it without
+//! waiting. Meanwhile, requests in the background show when the API server is available again.
 //!
 //! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit. Each tenant
 //! may use a quarter of the concurrent requests, however many of its pods wait.
@@ -338,7 +339,7 @@ where
     }
 
     /// Counts a lookup of `target` by its result. [`Self::get`] counts its own lookups. Other code calls this function
-    /// only for lookups with an invalid name, which need no request.
+    /// only for invalid lookups, which need no request.
     pub(crate) fn count(&self, target: W, result: LookupResult) {
         self.fetcher.metrics.count(target, result);
     }

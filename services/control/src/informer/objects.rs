@@ -11,11 +11,11 @@ use pillion_engine::profile::ProfileName;
 use serde_json::Value;
 
 /// A change from a watch. A list arrives as one [`Change::Listed`] for each object and then one
-/// [`Change::ListComplete`]. Objects that are missing from the list were deleted. All other changes arrive between two
-/// lists.
+/// [`Change::ListComplete`]. Objects that are missing from the list were deleted. [`Change::Applied`] and
+/// [`Change::Deleted`] arrive between two lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change<K, T> {
-    /// The watch was interrupted. An unfinished list starts again, and its objects so far are ignored.
+    /// A list begins, or the watch was interrupted. The objects of an unfinished list no longer count as listed.
     Restarted,
     /// An object of a list.
     Listed(T),
@@ -133,8 +133,8 @@ pub fn name(metadata: ObjectMeta) -> ProfileName {
     ProfileName { namespace: metadata.namespace.map(Into::into), name: metadata.name.unwrap_or_default().into() }
 }
 
-/// Parses the status of a profile. If this build cannot parse it because a newer version of Pillion wrote it, only the
-/// revisions are read, and all pods get the promoted revision.
+/// Parses the status of a profile. If this build cannot parse it, for example because a newer version of Pillion wrote
+/// it, only the revisions are read. Then all pods get the promoted revision or, if none was promoted, the newest one.
 pub(crate) fn read_status(status: Value) -> ProfileStatus {
     let text = |field: &str| status.get(field).and_then(Value::as_str).map(str::to_owned);
     let promoted = text("promotedRevision");

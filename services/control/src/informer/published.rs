@@ -1,9 +1,9 @@
 //! The published revisions of a profile, which the profile's status names.
 //!
-//! A replica does not read the spec of a profile. The status names the served revision and the namespaces that get it.
-//! The replica fetches the revision by name, compiles it, and keeps it while it is published. So an edited or broken
-//! profile changes nothing until the controller has accepted it, even for a replica that starts later. The replica
-//! keeps only the hashes of revisions that are no longer published.
+//! A replica does not read the spec of a profile. The status names the published revisions and the workloads that get
+//! them. The replica fetches each revision by name, compiles it, and keeps it while it is published. So an edited or
+//! broken profile changes nothing until the controller has accepted it, even for a replica that starts later. The
+//! replica keeps only the hashes of revisions that are no longer published.
 //!
 //! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
 //! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
@@ -91,8 +91,8 @@ impl Publication {
 }
 
 impl PublishedRevisions {
-    /// Applies the publication of the status. Returns whether the served revision changed. Afterwards, [`Self::wanted`]
-    /// returns the revisions to fetch.
+    /// Applies the publication of the status. Returns whether a revision was activated or removed. Afterwards,
+    /// [`Self::wanted`] returns the revisions to fetch.
     pub(crate) fn set_publication(&mut self, publication: Option<Publication>) -> bool {
         self.publication = publication;
         let needed: BTreeSet<Box<str>> = self.needed().map(Into::into).collect();
@@ -101,15 +101,15 @@ impl PublishedRevisions {
         self.activate()
     }
 
-    /// Applies a fetched revision. Returns whether the served revision changed.
+    /// Applies a fetched revision. Returns whether a revision was activated.
     pub(crate) fn add(&mut self, revision: &str, compiled: Arc<CompiledProfile>) -> bool {
         self.unusable.remove(revision);
         self.fetched.insert(revision.into(), compiled);
         self.activate()
     }
 
-    /// Records that a revision is missing or unusable. Returns whether this was not recorded before, and whether the
-    /// served revision changed.
+    /// Records that a revision is missing or unusable. Returns whether this was not recorded before, and whether a
+    /// revision was activated.
     pub(crate) fn add_unusable(&mut self, revision: &str) -> (bool, bool) {
         let is_new = self.unusable.insert(revision.into());
         (is_new, is_new && self.activate())

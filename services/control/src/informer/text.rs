@@ -19,14 +19,14 @@ use crate::guard;
 use crate::informer::objects::StoredProfile;
 use crate::informer::share::{Grant, Shares};
 
-/// A profile whose stored version is not active.
+/// A profile whose stored version or published revision is not active.
 #[derive(Clone, Debug)]
 pub struct Broken {
     /// The profile's name.
     pub name: ProfileName,
-    /// The generation of the stored version.
+    /// The generation of the stored version; `None` for a published revision.
     pub generation: Option<i64>,
-    /// The revision of the last valid version, which remains active; `None` if there is none.
+    /// The revision that remains active; `None` if there is none.
     pub serving: Option<Box<str>>,
     /// The errors, at least one.
     pub diagnostics: Vec<Diagnostic>,

@@ -306,7 +306,7 @@ where
 struct ActivationChange {
     /// The profile's name.
     name: ProfileName,
-    /// The earlier active revision; `None` if the profile is new.
+    /// The earlier active revision; `None` if none was active.
     before: Option<Box<str>>,
     /// The active revision; `None` if the profile is no longer active.
     now: Option<Box<str>>,

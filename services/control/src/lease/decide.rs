@@ -75,8 +75,8 @@ pub struct LeaseView {
 pub enum Action {
     /// Create the Lease, and hold it.
     Create,
-    /// Take the Lease, which has expired or has no holder. A leader also takes the Lease if another client has removed
-    /// the leader as holder.
+    /// Take the Lease, which has expired, has no holder, or names this process although it does not lead. A leader also
+    /// takes the Lease if another client has removed the leader as holder.
     Acquire,
     /// Renew the held Lease.
     Renew,
@@ -154,8 +154,8 @@ pub fn decide(settings: &Settings, identity: &str, view: &LeaseView, now: Instan
     }
 }
 
-/// Returns how long to wait for a silent holder: for the Lease's duration, but at least for this controller's own,
-/// since the holder may use the same settings.
+/// Returns how long to wait for a silent holder: the Lease's duration, but at least this controller's own lease
+/// duration, and at most [`MAX_DURATION_FACTOR`] times as long.
 fn wait_for_holder(settings: &Settings, lease_duration: Duration) -> Duration {
     lease_duration.clamp(settings.lease_duration, settings.lease_duration * MAX_DURATION_FACTOR)
 }

@@ -43,9 +43,9 @@ pub struct Elector {
     view: LeaseView,
     /// The Lease as last read, for its `resourceVersion`; `None` if it does not exist.
     lease: Option<Lease>,
-    /// Whether the Lease must be read before a write: it was never read, or a write failed.
+    /// Whether the Lease must be read before a write: it was never read, or a write or the watch failed.
     stale: bool,
-    /// Whether this candidate may hold the Lease without knowing it: a write was sent, and its response was lost.
+    /// Whether this candidate may hold the Lease without knowing it: the result of its last write is unknown.
     may_hold: bool,
     changes: Option<Changes>,
 }

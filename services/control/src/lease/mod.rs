@@ -38,7 +38,7 @@ pub struct Settings {
     pub lease_duration: Duration,
     /// How long the holder may fail to write before it stops leading. Shorter than `lease_duration`.
     pub renew_deadline: Duration,
-    /// Time between two writes of the holder, and between two attempts after an error.
+    /// Time between two writes of the holder. After an error, the next attempt follows within this time.
     pub retry_period: Duration,
     /// Timeout of a request.
     pub request_timeout: Duration,

@@ -54,9 +54,10 @@ pub enum Verdict {
     Newest,
     /// The endpoint serves a certificate of another known CA.
     Older(Generation),
-    /// The endpoint serves a certificate of another issuer that the bundle trusts.
+    /// The endpoint serves a valid certificate of another issuer that the bundle trusts.
     Trusted,
-    /// The endpoint serves an untrusted certificate.
+    /// The endpoint serves an unreadable certificate, or one of an unexpected issuer: of no known CA or, if another
+    /// issuer creates the certificates, of no CA in the bundle.
     Untrusted,
     /// The endpoint serves an invalid certificate of an expected CA: of the newest CA or, if another issuer creates the
     /// certificates, of a CA in the bundle.
@@ -69,7 +70,7 @@ pillion_api::labelled! {
     /// Why a certificate of an expected CA is invalid.
     #[derive(PartialOrd, Ord, Hash)]
     pub enum Defect {
-        /// The certificate expires soon.
+        /// The certificate or its CA expires soon.
         Expiring => "expires soon",
         /// The certificate has expired.
         Expired => "expired",

@@ -350,9 +350,9 @@ impl From<&Expected> for RoundKey {
 impl RoundCounter {
     /// Adds a round over all endpoints that began at `began`.
     ///
-    /// A round is passed if there are endpoints and each serves the newest certificate. It counts if it began at least
-    /// `gap` after the last counted round. The count starts again after a failed round, or when the certificate, the CA
-    /// or the set of endpoints changes.
+    /// A round is passed if there are endpoints and each serves a valid certificate of the newest CA. It counts if it
+    /// began at least `gap` after the last counted round. The count starts again after a failed round, or when the
+    /// certificate, the CA or the set of endpoints changes.
     fn add(&mut self, key: RoundKey, probed: &[Probed], began: Instant, gap: Duration) -> ProbeSummary {
         let endpoints: BTreeSet<_> = probed.iter().map(|each| each.endpoint.clone()).collect();
         let is_passed = !probed.is_empty() && probed.iter().all(|each| each.verdict == Verdict::Newest);

@@ -76,8 +76,8 @@ impl Selected {
     /// Adds the addresses of pods at the Service's target port: all pods that have an address and have not terminated.
     ///
     /// In a dual-stack cluster, each pod has addresses of both families, even if it listens on only one of them. Only
-    /// addresses of the Service's families are added. Other addresses get no traffic of the Service, and a probe of
-    /// them might get no response.
+    /// addresses of the Service's families are added, or the primary address of a pod that has none of them. Other
+    /// addresses get no traffic of the Service, and a probe of them might get no response.
     pub(crate) fn add_pods<'p>(&mut self, pods: impl IntoIterator<Item = &'p Pod>, replicas: &Replicas) {
         for pod in pods {
             let Some(status) = &pod.status else { continue };
@@ -117,8 +117,8 @@ impl Selected {
 }
 
 impl Replicas {
-    /// Reads how a Service selects and reaches its pods. Returns `None` if the Service has no selector, or no port with
-    /// the name `port`.
+    /// Reads how a Service selects and reaches its pods. If it has only one port, uses that one. Returns `None` if the
+    /// Service has no selector, or has no or several ports and none of them has the name `port`.
     fn of(service: &Service, port: &str) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let selector = spec.selector.as_ref().filter(|selector| !selector.is_empty())?;

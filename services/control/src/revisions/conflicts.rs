@@ -114,10 +114,10 @@ mod tests {
         let expected = [
             (cluster("java"), ambiguous("python")),
             (cluster("python"), ambiguous("java")),
-            // A namespace's own default profile takes precedence over a cluster profile with the same key, so this is
-            // not a conflict.
             (shop("nginx"), Conflict::SharesName("nginx".into())),
         ];
+        // `shop/own` and the cluster profile `nginx` share a key without a conflict: a namespace's own default profile
+        // takes precedence.
         assert_eq!(found, HashMap::from(expected));
     }
 }

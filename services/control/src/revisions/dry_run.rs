@@ -70,7 +70,7 @@ impl Verdict {
     }
 }
 
-/// The condition's reason while there is no response from the API server.
+/// The condition's reason while the API server has not validated the revision.
 pub(super) const NOT_ASKED: &str = "NotRequested";
 
 /// Builds the object for the dry run.

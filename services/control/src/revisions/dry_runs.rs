@@ -1,8 +1,8 @@
 //! Tracks which dry runs of accepted revisions are due, running and done. It does no I/O.
 //!
-//! Each leader runs one dry run for each revision. A dry run without a response is repeated after a pause, which
-//! doubles each time. If a namespace accepts revisions faster than its budget allows, its dry runs wait, without
-//! delaying other namespaces.
+//! A leader runs one dry run for each accepted revision whose result is not in the profile's status yet. If the API
+//! server did not validate the pod, the dry run is repeated after a pause, which doubles each time. If a namespace
+//! accepts revisions faster than its budget allows, its dry runs wait, without delaying other namespaces.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -251,8 +251,8 @@ impl RevisionStore {
     }
 }
 
-/// Reads again a namespaced profile that did not fit into its memory share before, and now does. Returns the profile as
-/// it was observed, and the result: `None` if it was deleted meanwhile.
+/// Reads again a namespaced profile that waited for memory. Returns the profile as it was observed, and the result:
+/// `None` if it was deleted meanwhile.
 async fn read_again(
     client: &Client,
     profile: Arc<StoredProfile>,
@@ -350,7 +350,8 @@ impl Pass {
     }
 }
 
-/// Returns the plan for a profile, with the revision to create. Returns `None` if there is nothing to do.
+/// Returns the plan for a profile, with the revision to create, and adds a due dry run to the store. Returns `None` if
+/// there is nothing to write, or if the current generation is not compiled yet.
 pub(super) fn decide(
     store: &mut RevisionStore,
     profile: &StoredProfile,

@@ -198,7 +198,7 @@ impl RevisionStore {
         self.publisher.index_mut()
     }
 
-    /// Returns up to `count` profiles that did not fit into their memory share before, and now do. Returns each once.
+    /// Returns up to `count` profiles that waited for memory, and may now fit into their share. Returns each once.
     pub(super) fn take_readable(&mut self, count: usize) -> Vec<Arc<StoredProfile>> {
         let names = self.index_mut().take_readable(count);
         names.iter().filter_map(|name| self.index().stored_profile(name)).cloned().collect()
@@ -226,7 +226,8 @@ impl RevisionStore {
         }
     }
 
-    /// Removes the data of deleted profiles, and the errors of corrected ones.
+    /// Removes the data of deleted profiles, and the errors of corrected ones. Also updates the conflicts and the
+    /// bounds.
     pub(super) fn remove_stale(&mut self) {
         let index = self.publisher.index();
         let exists = |name: &ProfileName| index.state(name).is_some();

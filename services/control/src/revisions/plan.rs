@@ -4,14 +4,14 @@
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest. A rollout to running pods
 //!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted
-//!   revision.
+//!   revision. With the strategy `Restart`, new pods of a share of the workloads get the newest one.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces. If
 //!   `pillion.dev/rollback-from` names the revision that is rolled back, the rollback ends once a different revision is
 //!   accepted, and that revision is published. The status records the request, so that the rollback does not start
 //!   again.
 //! - The kept revisions are in the order of their last publication, so that a rollback returns to the previous one. The
 //!   last published revisions and all revisions in use are kept.
-//! - Each accepted revision gets one dry run, whose result does not prevent publication.
+//! - Each accepted revision gets a dry run, whose result does not prevent publication.
 //! - A profile that only its parent bounds is always published with its current parent, to all namespaces. No rollout,
 //!   rollback or pin keeps permissions that the platform has withdrawn, and no older revision of the profile is kept.
 //!
@@ -36,7 +36,7 @@ use crate::informer::objects::RollbackRequest;
 
 /// The condition that shows whether the latest generation is accepted.
 pub(super) const ACCEPTED: &str = "Accepted";
-/// The condition that shows whether any revision of the profile is served.
+/// The condition that shows whether a revision of the profile is served and the stored spec is valid.
 pub(super) const READY: &str = "Ready";
 /// The condition that shows whether another profile conflicts with this one.
 pub(super) const CONFLICTED: &str = "Conflicted";
@@ -89,7 +89,7 @@ pub(super) struct Observed<'o> {
 /// An Event for a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ProfileEvent {
-    /// A generation does not compile.
+    /// A generation is rejected: for example, it does not compile.
     Rejected(String),
     /// A generation is published.
     Published(String),
@@ -135,7 +135,7 @@ struct Publication<'o> {
 /// The state of the rollback that the annotations request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RollbackState {
-    /// No rollback is requested, or the request does not match exactly one kept revision.
+    /// No rollback is requested or possible: for example, the request does not match exactly one existing revision.
     None,
     /// The requested revision is published.
     InForce,

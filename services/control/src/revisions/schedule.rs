@@ -1,9 +1,9 @@
 //! Decides when all profiles are planned again: soon after a change, when namespaces may be counted again, and after a
 //! pause when a write failed. It reads no clock.
 //!
-//! A change brings the next pass forward if that pass only waits for a count of namespaces, which may be a minute away.
-//! A change does not bring forward the retry of failed writes. In a large cluster, something always changes, and each
-//! pass repeats all plans and all failing writes.
+//! A change brings the next pass forward: for example, a pass that waits for a count of namespaces, which may be a
+//! minute away. A change does not bring forward the retry of failed writes. In a large cluster, something always
+//! changes, and each pass repeats all plans and all failing writes.
 //!
 //! The plans of a large cluster take long, and its profiles change often. So after each pass, changes wait [`REST`]
 //! times as long as the plans took, but at most [`LONGEST_REST`]. If the plans of a pass take up to half a second,
@@ -33,7 +33,7 @@ pub(super) enum PassResult {
     /// Work is left, or an observation was outdated. The next pass follows the next change, or starts after the pause
     /// for retries.
     Incomplete,
-    /// A write failed, and an immediate retry would fail too.
+    /// A request failed. The next pass starts after the pause for retries, even if something changes before.
     Failed,
 }
 

@@ -16,8 +16,8 @@ pub fn pods(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &ApiResource::erase::<Pod>(&()))
 }
 
-/// Makes changes in a pod and writes its annotation as the field manager `manager`. `is_marked` says whether the pod
-/// has the label [`UPGRADING_LABEL`] afterwards.
+/// Makes changes in a pod and writes its annotation as the field manager `manager`. If `upgraded` has only the UID, the
+/// annotation is removed. `is_marked` says whether the pod has the label [`UPGRADING_LABEL`] afterwards.
 ///
 /// # Errors
 /// The API server is unavailable or rejects a change: with the code 409 if the pod has changed since it was read.

@@ -240,8 +240,9 @@ impl Evictions {
         is_used
     }
 
-    /// Whether a pod is older than the published share of the workloads. A newer pod got its revision from replicas
-    /// that use the share, so its eviction would change nothing.
+    /// Whether a pod already existed when all replicas began to use the published share. Returns true for all pods
+    /// before that. A newer pod got its revision from replicas that use the share, so its eviction would change
+    /// nothing.
     pub(super) fn is_old(&self, uid: u128) -> bool {
         self.existing.as_ref().is_none_or(|existing| existing.contains(&uid))
     }

@@ -22,7 +22,7 @@
 //! - `turns`: the order in which namespaced profiles are handled.
 //! - `task`: the loop.
 //!
-//! The task keeps no state of an earlier term. The request that writes the new image of a pod also writes its
+//! The task needs no memory of an earlier term. The request that writes the new image of a pod also writes its
 //! annotation ([`pillion_engine::in_place::Upgraded`]). The annotation contains all that is needed to complete the
 //! upgrade or to take it back. The label [`UPGRADING_LABEL`](pillion_api::names::UPGRADING_LABEL) marks these pods, so
 //! that the next leader finds them with one list. Everything that no pod shows, such as the current step, is in the

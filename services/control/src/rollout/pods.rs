@@ -108,7 +108,8 @@ enum Planned {
 }
 
 impl Task {
-    /// Changes at most `limit` candidates in place, in their order, or plans their evictions.
+    /// Changes at most `limit` candidates in place, or plans their evictions. Keeps their order, except that pods whose
+    /// change was delayed come last.
     pub(super) async fn change_pods(
         &mut self,
         change: Change<'_>,

@@ -110,7 +110,7 @@ impl Puller {
     }
 
     /// Returns the state of the new images on the node of a pod: the first state that is not [`ImageState::Present`].
-    /// Begins to pull the images if necessary. The text names the image and the node.
+    /// Begins to pull the images if necessary. For an image that is not present, the text names the image and the node.
     ///
     /// # Errors
     /// The API server is unavailable or rejects a request.

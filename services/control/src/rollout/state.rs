@@ -59,7 +59,7 @@ pub(super) struct Task {
     pub(super) until: Option<Instant>,
     /// The release.
     pub(super) release: Arc<Release>,
-    /// The profiles and namespaces of the last round, with guardrails.
+    /// The published snapshot of the last round, and the same snapshot with the guardrails of the settings.
     pub(super) active: (Arc<Snapshot>, Arc<Snapshot>),
     /// When the term began.
     pub(super) began: Instant,

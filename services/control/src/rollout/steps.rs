@@ -5,15 +5,15 @@
 //! Upgrading --share of the step has the revision--> Baking --observed, not worse--> Upgrading (next step), or Complete
 //! Upgrading, Baking --pause--> Paused --no longer paused--> Upgrading
 //! Baking --step with a pause--> AwaitingResume --resume--> Upgrading (next step), or Complete
-//! Upgrading, Baking, Paused, AwaitingResume --pod failed--> SteppingBack --no pod has the revision--> SteppedBack
+//! Upgrading, Baking, Paused, AwaitingResume --pod failed--> SteppingBack --pods have returned--> SteppedBack
 //! Baking --upgraded pods are worse--> SteppingBack
 //! Upgrading, Baking, Paused, AwaitingResume, Halted --undo--> SteppingBack
 //! Halted, SteppingBack, SteppedBack --resume--> Upgrading
-//! any --another revision is published--> Upgrading (first step)
+//! any --a different revision is published--> Upgrading (first step), or Complete if there is nothing to do
 //! ```
 //!
-//! Without a previous revision, a rollout enters `Halted` instead of `SteppingBack`. After a failure, it also does so
-//! without `autoRollback`.
+//! Without a previous revision, a rollout enters `Halted` instead of `SteppingBack`. If `autoRollback` is false, it
+//! also does so when a pod has failed or the upgraded pods are worse.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -49,18 +49,19 @@ fn steering(text: &str) -> Option<Steering> {
     }
 }
 
-/// The numbers of a profile's pods, by state.
+/// The numbers of a profile's pods, by state. A pod with a running upgrade counts only in `all` and `running`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodStates {
     /// All pods with the profile.
     pub(super) all: usize,
-    /// Pods with the revision of the rollout whose containers are ready.
+    /// Pods with the revision of the rollout.
     pub(super) upgraded: usize,
-    /// Pods with a running upgrade, or with a running return to the previous revision.
+    /// Pods with a running upgrade, or with a running return to the previous revision. Includes evicted pods that are
+    /// not yet replaced by ready ones.
     pub(super) running: usize,
     /// Pods that cannot get the revision in place, or whose upgrade failed.
     pub(super) not_in_place: usize,
-    /// Pods that do not have the previous revision.
+    /// Pods that do not have the previous revision; 0 if there is no previous revision.
     pub(super) away: usize,
     /// Pods that do not have the previous revision and cannot return to it.
     pub(super) stuck: usize,
@@ -199,8 +200,8 @@ fn request(situation: &Situation<'_>, status: &UpgradeStatus) -> Option<Steering
     is_current.then_some(steering)
 }
 
-/// Returns the previous state with the current numbers of pods, or the first state of a rollout. If all pods have the
-/// revision already, and new ones get it, the rollout is complete.
+/// Returns the previous state with the current numbers of pods, or the first state of a new rollout. A new rollout is
+/// complete at once if all pods already have the revision, and new pods get it.
 pub(super) fn start(situation: &Situation<'_>) -> UpgradeStatus {
     let Situation { before, revision, promoted, pods, now, .. } = situation;
     let count = |pods: usize| u32::try_from(pods).unwrap_or(u32::MAX);
@@ -219,7 +220,7 @@ pub(super) fn start(situation: &Situation<'_>) -> UpgradeStatus {
     }
 }
 
-/// Returns the next phase, and why the rollout is paused or has failed.
+/// Returns the next phase. Also returns why the rollout is paused, has failed, or waits for a user.
 fn transition(situation: &Situation<'_>, status: &UpgradeStatus) -> (UpgradePhase, Option<String>) {
     use UpgradePhase::{AwaitingResume, Baking, Complete, Halted, Paused, SteppedBack, SteppingBack, Upgrading};
     let Situation { pods, failure, verdict, .. } = situation;

@@ -1,8 +1,8 @@
-//! The loop of the leader. Each round reads the pods with a running upgrade, and completes these upgrades or takes them
-//! back. Then it decides the state of each profile's rollout, writes it, and changes further pods.
+//! The loop of the leader. Each round reads the pods with a running upgrade, and continues, completes or takes back
+//! these upgrades. Then it decides the state of each profile's rollout, writes it, and changes further pods.
 //!
 //! A changed state is written before any pod is changed because of it. The write fails if another leader has written
-//! meanwhile, and then nothing is changed.
+//! the state meanwhile, and then no pod is changed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -47,15 +47,16 @@ use crate::leader::LeaderContext;
 use crate::revisions::{Followed, FollowedProfiles, profile_event, profile_status};
 use crate::webhook_config::switch::{self, Position};
 
-/// Minimum time between two writes of a status in which only counts have changed. Each write is sent to all replicas.
+/// Minimum time between two writes of a status in which only counts and reasons have changed. The API server sends each
+/// write to all replicas.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of pods of each group that are compared.
 const SAMPLE: usize = 50;
 /// The number of pods that are read at the same time for a comparison.
 const CONCURRENT_READS: usize = 4;
-/// Minimum time between two writes of the status of a rollout that has ended.
+/// Like [`COUNTS_INTERVAL`], for a rollout that has ended.
 const ENDED_INTERVAL: Duration = Duration::from_mins(10);
-/// Maximum time from the start of a leader's term until all profiles are compiled.
+/// The time after the start of a leader's term at which all profiles are assumed to be compiled.
 const SETTLED_AFTER: Duration = Duration::from_mins(1);
 /// Time between two deletions of pods that pulled images.
 const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
@@ -63,7 +64,8 @@ const CLEAN_INTERVAL: Duration = Duration::from_mins(1);
 const STARTING: Duration = Duration::from_mins(5);
 /// How long a round may handle namespaced profiles, so that they do not delay the rollouts of cluster profiles.
 const TENANTS_LIMIT: Duration = Duration::from_secs(5);
-/// The limits of pulls for namespaced profiles. A registry that never ends its response delays only its own namespace.
+/// The limits of pulls for namespaced profiles. With one concurrent pull per namespace, a slow registry of one
+/// namespace does not block the pulls for other namespaces.
 const TENANT_PULLS: PullLimits = PullLimits { total: 16, per_namespace: 1 };
 /// Maximum number of reasons in a message.
 const MAX_REASONS: usize = 3;
@@ -138,7 +140,7 @@ struct Round<'r> {
     listed: &'r HashSet<u128>,
     /// The pods that are being changed in place.
     busy: &'r HashSet<u128>,
-    /// With the strategy `Restart`, the share of the workloads in percent, and their pods.
+    /// With the strategy `Restart`, the share of the workloads in percent, and their pods that lack the revision.
     share: Option<(u8, &'r HashSet<u128>)>,
     phase: &'r PhaseKey,
 }
@@ -381,7 +383,8 @@ impl Task {
         self.change_pods(change, candidates, limit, ongoing).await
     }
 
-    /// Reserves the pods that a cluster profile still has to change. For a namespaced profile, removes reserved pods.
+    /// For a cluster profile, reserves the pods that it still has to change. For a namespaced profile, removes reserved
+    /// pods from `candidates`.
     fn reserve(&mut self, profile: &Followed, to: &str, candidates: &mut Vec<&ProfilePod>) {
         let known = self.known.entry(profile.name.to_string()).or_default();
         if profile.name.namespace.is_none() {
@@ -423,8 +426,8 @@ impl Task {
         Ok(Some(judge::compare(&upgraded, &others, looks)))
     }
 
-    /// Returns when pods of a profile may be evicted. `is_share_used` says whether all replicas use the share of the
-    /// workloads.
+    /// Returns the conditions for evictions of a profile's pods. `failure` is why earlier evictions have failed.
+    /// `is_share_used` says whether all replicas use the share of the workloads.
     async fn restart(
         &self,
         profile: &Followed,

@@ -9,8 +9,8 @@
 //! for them on each API server's machine, follow seconds later. So the controller first writes entries for a check into
 //! an empty configuration. With these entries, a failed call rejects no pod, and dry runs are routed to the replicas.
 //! The controller then sends a dry run to each API server. When each has reached a replica, the final configuration is
-//! written. After a time limit, the final configuration is written anyway, although the replicas are known only to be
-//! ready, not to be reachable.
+//! written. After a time limit, the final configuration is written anyway, even if no API server is known to reach a
+//! replica.
 //!
 //! The result is kept while this controller leads, so a deleted configuration is created again without another check.
 //! When an administrator disables the webhooks, the result is discarded.
@@ -106,7 +106,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// State of the connectivity check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectivityCheck {
-    /// No webhook is called yet. The controller will write the entries for a check.
+    /// The check has not started: no webhook is called, or this leader has not read the configuration yet.
     Due,
     /// The check started at this time.
     Since(Instant),

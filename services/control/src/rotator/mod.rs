@@ -1,10 +1,11 @@
 //! Executes the rotation: observes the inputs of [`crate::certificates::rotation`], and executes the steps that it
 //! returns.
 //!
-//! A reconciliation reads the objects, computes the next step, and makes at most one write. All its state is in the
-//! objects, so any leader can make the next step. Reconciliations follow one another while there is something to write.
-//! After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval ends. Each
-//! reconciliation reads all objects again. So the content of events is not used, and an interrupted watch does no harm.
+//! A reconciliation reads the objects, computes the next step, and makes at most one write. The objects store how far
+//! the rotation is, so any leader can make the next step. Reconciliations follow one another while there is something
+//! to write. After that, one starts when an object changes, a probe reports, a deadline passes, or a regular interval
+//! ends. Each reconciliation reads all objects again. So the content of events is not used, and an interrupted watch
+//! does no harm.
 //!
 //! The rotation is not a kube-rs `Controller`. A `Controller` reconciles one object for each event, but the rotation
 //! has one state in several objects and in the results of probes.
@@ -15,9 +16,9 @@
 //! - `reconciler`: one reconciliation.
 //! - `report`: Events, log lines and metrics.
 //!
-//! RBAC permissions: `get`, `update` and `watch` on both Secrets, on the webhook configurations and on the `ConfigMap`
-//! by name; `create` on Secrets in the release's namespace and on webhook configurations; `get` and `watch` on the
-//! Lease; `create` and `patch` on Events.
+//! RBAC permissions: `get`, `watch` and `update` on both Secrets by name; `get`, `update` and `delete` on the webhook
+//! configurations by name; `get` on the `ConfigMap` by name; `create` on Secrets in the release's namespace and on
+//! webhook configurations; `get` and `watch` on the Lease; `create` and `patch` on Events.
 
 mod connectivity;
 mod objects;
@@ -156,7 +157,7 @@ impl ReconcileError {
     }
 }
 
-/// Inputs that are not read from the objects. A change of any of them starts a reconciliation.
+/// The values that other tasks send, and the clock. A change of a value starts a reconciliation.
 struct Inputs {
     rules: watch::Receiver<Option<Rules>>,
     live: watch::Receiver<Option<Live>>,

@@ -23,11 +23,11 @@ use crate::webhook_config::{self, Live};
 /// The objects of the rotation, in a consistent state.
 #[derive(Debug)]
 pub(super) struct Objects {
-    /// The Secret with the record, for its `resourceVersion`.
+    /// The Secret with the record, for its metadata.
     pub(super) record: Option<Secret>,
     /// The contents of the Secret with the record.
     pub(super) ca: CaSecret,
-    /// The Secret with the serving certificate, for its `resourceVersion`.
+    /// The Secret with the serving certificate, for its metadata.
     pub(super) serving_secret: Option<Secret>,
     /// The contents of the Secret with the serving certificate.
     pub(super) serving: ServingSecret,

@@ -354,8 +354,8 @@ impl Reconciler {
         self.unchanged_since.1.elapsed()
     }
 
-    /// Removes forged epochs from `objects`: those above `highest`, the highest epoch that the rotation can have
-    /// written.
+    /// Removes forged epochs from the webhook configurations in `objects`: those above `highest`, the highest epoch
+    /// that the rotation can have written. Also logs and counts them.
     fn ignore_forged_epochs(&self, highest: u64, objects: &mut Objects) {
         let manager = objects.live.remove_forged_epochs(highest);
         self.metrics.count_forged_epoch();

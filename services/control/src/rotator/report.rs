@@ -1,6 +1,6 @@
 //! Reports the state of the rotation: metrics, log lines, and Events. An Event is recorded when the rotation begins to
-//! wait for an administrator, and another one when the wait ends. The Events refer to the Lease, which names the
-//! leader, and are in the release's namespace.
+//! wait for an administrator, when such a wait ends, and when the connectivity check times out. The Events refer to the
+//! Lease, which names the leader, and are in the release's namespace.
 
 use std::time::Duration;
 

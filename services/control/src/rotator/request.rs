@@ -1,8 +1,8 @@
 //! An administrator's request for a rotation: an annotation of the Lease, which `pillion certs rotate` writes. Writing
 //! it needs no access to the Secrets.
 //!
-//! A request has an identity. It is fulfilled when the Secret with the record has the same identity. One write stores
-//! the record and the identity, so each request is fulfilled exactly once.
+//! A request has an identity. It is fulfilled when an annotation of the Secret with the record has the same value as
+//! the request. One write stores the record and this annotation, so each request is fulfilled exactly once.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,7 +37,7 @@ pub struct RotationRequest {
 pub struct ParseRequestError;
 
 impl RotationRequest {
-    /// Returns the request in the Lease, unless it is fulfilled.
+    /// Returns the request in the Lease. `None` if there is none, or if it is invalid or fulfilled.
     #[must_use]
     pub fn of(lease: Option<&Lease>, record: Option<&Secret>) -> Option<Self> {
         let annotations = lease?.metadata.annotations.as_ref()?;

@@ -44,11 +44,11 @@ struct Rejection {
 #[derive(Default)]
 pub(super) struct Content {
     published: BTreeMap<Box<str>, Published>,
-    /// Reasons that concern the current revision of a profile, such as errors of the API server.
+    /// The profiles whose current revision the API server rejects.
     rejected: HashMap<Box<str>, Rejection>,
     /// The revisions whose additions the API server accepts.
     checked: HashMap<Box<str>, Box<str>>,
-    /// The reason for each profile without a published revision that applies to all pods.
+    /// The reason for each profile whose published revision is missing, cannot be read, or does not apply to all pods.
     unpublished: BTreeMap<Box<str>, String>,
 }
 
@@ -140,7 +140,7 @@ impl Content {
         Ok(accepts_all)
     }
 
-    /// Records that the API server rejects the mutation of a profile.
+    /// Records that the API server rejects the additions or the mutation of a profile.
     pub(super) fn reject(&mut self, covered: &Covered, why: String) {
         let rejection = Rejection { revision: covered.revision.to_string(), why, since: Instant::now() };
         self.rejected.insert(covered.name.name.clone(), rejection);

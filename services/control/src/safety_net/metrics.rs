@@ -12,7 +12,7 @@ pillion_api::labelled! {
     pub enum NetState {
         /// The policy is in its desired state.
         InPlace => "in_place",
-        /// The policy is removed: it covers no profile, or injection is disabled.
+        /// The policy is removed: it covers no profile, or an administrator disabled injection or the webhooks.
         Off => "off",
         /// The API server does not support mutating policies.
         Unsupported => "unsupported",

@@ -106,7 +106,7 @@ impl NetInputs {
         }
     }
 
-    /// Waits until an input changes. Returns false if a sender was dropped.
+    /// Waits until an input other than `published` changes. Returns false if a sender was dropped.
     async fn changed(&mut self) -> bool {
         let changed = tokio::select! {
             changed = self.opted_in.changed() => changed,
@@ -128,7 +128,7 @@ async fn republished(published: &ArcSwap<Snapshot>, seen: &Arc<Snapshot>, poll: 
 }
 
 /// While this controller leads, keeps the policy in step with the published profiles. Removes it while it covers no
-/// profile, or while injection is disabled.
+/// profile, or while injection or the webhooks are disabled.
 pub async fn run(leading: LeaderContext, settings: NetSettings, inputs: NetInputs, metrics: SafetyNetMetrics) {
     let stop = leading.stop.clone();
     let keeper =
@@ -195,7 +195,7 @@ impl Keeper {
         }
     }
 
-    /// Deletes the policy, because injection is disabled.
+    /// Deletes the policy, because injection or the webhooks are disabled.
     async fn withdraw(&mut self, opted_in: &[OptedIn]) -> (NetState, bool, Coverage) {
         let coverage =
             opted_in.iter().map(|profile| (profile.name.clone(), Err("injection is disabled".to_owned()))).collect();

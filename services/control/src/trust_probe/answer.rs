@@ -16,7 +16,7 @@ pub(super) struct ReceivedCall {
 /// The result for one API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerOutcome {
-    /// The API server called, and trusted the certificate.
+    /// The API server proved what the round required: that it trusts the newest CA, or that it reaches a replica.
     Proven,
     /// The API server called, and did not trust the certificate.
     Behind,
@@ -31,11 +31,12 @@ pub enum Silence {
     Unreachable,
     /// The request timed out.
     Timeout,
-    /// The API server allowed the request without a call. It has no webhook entry for the trust probe yet.
+    /// The API server allowed the request, but did not make the calls that are a proof. Usually it does not have the
+    /// current webhook entries yet.
     NotCalled,
     /// The API server used an entry of an earlier epoch, so it does not have the current configuration.
     Stale,
-    /// The API server received another certificate, since the trust probe's certificate changed meanwhile.
+    /// The API server received a certificate of a different CA, since the trust probe's certificate changed meanwhile.
     OtherCertificate,
     /// The API server rejected the request for another reason, with this message.
     Refused(String),
@@ -48,7 +49,7 @@ pub enum Silence {
 pub(super) enum DryRunResponse<'a> {
     /// The dry run succeeded.
     Allowed,
-    /// The dry run was rejected, with this message.
+    /// The dry run was rejected with this message, or its response was unreadable.
     Rejected(&'a str),
     /// There was no response, for this reason.
     Missing(&'a Silence),
@@ -107,8 +108,8 @@ pub(super) fn interpret_connectivity(response: DryRunResponse<'_>) -> ServerOutc
     }
 }
 
-/// Whether the API server rejected the trust probe's certificate. All errors of Go's `x509` package begin with `x509:`,
-/// such as those for an unknown CA, a wrong name or an expired certificate.
+/// Whether the API server rejected the certificate of the endpoint that it called. All errors of Go's `x509` package
+/// begin with `x509:`, such as those for an unknown CA, a wrong name or an expired certificate.
 fn rejects_certificate(message: &str) -> bool {
     message.contains(WEBHOOK) && message.contains("x509: ")
 }

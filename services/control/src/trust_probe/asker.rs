@@ -290,8 +290,8 @@ impl KnownServers {
 }
 
 impl ApiServers {
-    /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. A failed or
-    /// empty list means that the number is unknown, not that there are no other API servers.
+    /// Lists the addresses behind the Service `kubernetes`, and counts the identity Leases of API servers. If one of
+    /// the lists fails, or if there is no Lease, the number of API servers is unknown.
     async fn list(client: &Client) -> Self {
         let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "default");
         let of_service = ListParams::default().labels("kubernetes.io/service-name=kubernetes");

@@ -14,7 +14,7 @@
 //! responses. An API server is asked again and again until it proves its trust. No object changes when it does, so this
 //! task is not a kube-rs `Controller`.
 //!
-//! RBAC permissions: `create` on `injectiontrustprobes`; `list` on endpoint slices in the namespace `default`; `get`,
+//! RBAC permissions: `create` on `injectiontrustprobes`; `list` on endpoint slices in the namespace `default`;
 //! `create`, `patch` and `delete` on the one endpoint slice of the endpoint's Service; and `list` on leases in
 //! `kube-system`, to count API servers behind one address. Without the permission for leases, the number of API servers
 //! is unknown.

@@ -1,5 +1,5 @@
-//! The endpoint that API servers call for a trust probe. It allows every request, and records the name of each call
-//! with the certificate of its connection.
+//! The endpoint that API servers call for a trust probe. It allows every valid review. If the review has the name of an
+//! expected call, it records the call with the certificate of the connection.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -61,20 +61,21 @@ pub struct TrustProbe(Arc<TrustProbeState>);
 
 struct TrustProbeState {
     identity: ArcSwapOption<Identity>,
-    /// The expected calls by name.
+    /// The recorded calls for each expected name.
     expected: Mutex<HashMap<String, Calls>>,
     metrics: TrustProbeMetrics,
 }
 
-/// The calls with one name, each with its certificate. Both webhook configurations have an entry. An API server may
-/// have the current version of one configuration and an earlier version of the other.
+/// The latest calls for the dry run of one object name, each with its certificate and epoch. The trust probe has an
+/// entry in both webhook configurations. An API server may have the current version of one and an earlier version of
+/// the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Calls {
     mutating: Option<ReceivedCall>,
     validating: Option<ReceivedCall>,
 }
 
-/// Records the calls with one name until it is dropped.
+/// Until this value is dropped, the trust probe records the calls for the object with this name.
 #[derive(Debug)]
 pub(super) struct Expectation {
     trust_probe: TrustProbe,

@@ -30,7 +30,7 @@ pub const MAXIMUM_OWN_CALLS: usize = 1_000;
 /// The requests for which the API server calls the webhooks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Rules of the mutating webhooks. They always include the creation of pods.
+    /// Rules of the mutating webhooks. Those from [`Rules::of`] always include the creation of pods.
     pub mutating: Vec<RuleWithOperations>,
     /// Rules of the validating webhooks.
     pub validated: Validated,
@@ -121,7 +121,7 @@ pub struct Target {
     pub epoch: u64,
 }
 
-/// Both configurations in their desired state. `validating` is `None` if no rule needs it.
+/// Both configurations in their desired state. `validating` is `None` if it would have no entries.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Desired {
     pub(super) mutating: MutatingWebhookConfiguration,
@@ -192,13 +192,13 @@ pillion_api::labelled! {
     pub enum DriftKind {
         /// The whole configuration is missing.
         Missing => "missing",
-        /// The configuration exists although no rule needs it.
+        /// The configuration exists, although it should have no entries.
         Unwanted => "unexpected",
         /// An entry is missing.
         EntryMissing => "entry_missing",
         /// There is an unknown entry.
         EntryExtra => "entry_extra",
-        /// The entries have another order, or one is duplicated.
+        /// The entries are in a different order, or one is duplicated.
         EntryOrder => "entry_order",
         /// An entry has no bundle, so the API server would trust the system's CAs.
         CaBundleEmpty => "ca_bundle_empty",
@@ -208,9 +208,9 @@ pillion_api::labelled! {
         CaBundleLacking => "ca_bundle_incomplete",
         /// An entry's bundle has a CA that must not be trusted.
         CaBundleForeign => "ca_bundle_foreign",
-        /// An entry's bundle has another order or encoding.
+        /// An entry's bundle has the right CAs in a different order or encoding.
         CaBundleOrder => "ca_bundle_order",
-        /// The service or its path differs.
+        /// The service, its path or the URL differs.
         Service => "service",
         /// The namespace selector or the object selector differs.
         Selector => "selector",

@@ -2,8 +2,8 @@
 //!
 //! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects a change within
 //! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and makes no decisions about the CA.
-//! It never overwrites a later epoch with an earlier one. It fills an empty configuration only if the rotation has
-//! confirmed the target, since an entry with an untrusted certificate rejects pods.
+//! It never overwrites a later epoch with an earlier one. It fills an empty configuration only if [`Confirm`] returns
+//! true: if no replica served a certificate that the entries trust, API servers would reject pods.
 //!
 //! It is not a kube-rs `Controller`, for two reasons. Three objects form one state, and all three must be known before
 //! a write. And the pauses depend on the client that made the change.
@@ -32,8 +32,8 @@ use crate::leader::LeaderContext;
 use crate::release::Release;
 use crate::webhook_config::switch::{self, Position, SwitchCreator, SwitchState, WEBHOOKS_KEY};
 
-/// Reads the rotation's record again. Returns true if a target of this epoch is still required, and an endpoint serves
-/// a certificate that the target trusts.
+/// Returns whether the entries of a target with this epoch may be added to an empty configuration: the target is still
+/// required, and an endpoint serves a certificate that it trusts. A caller that cannot find out returns false.
 pub type Confirm = Arc<dyn Fn(u64) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// Timeout of a confirmation.
@@ -91,6 +91,7 @@ struct KeeperState {
     live: Live,
     switch: SwitchState,
     /// Whether a watch has reported the state of the mutating configuration, the validating one, and the `ConfigMap`.
+    /// The `ConfigMap` also counts as reported if the controller may not read it.
     seen: [bool; 3],
     pacing: Pacing,
     creator: SwitchCreator,
@@ -105,8 +106,8 @@ struct KeeperState {
 }
 
 impl Keeper {
-    /// Creates the task and a receiver of the observed state, whose changes wake the rotation. The task reconciles once
-    /// `target` has a value.
+    /// Creates the task and a receiver of the observed state, whose changes wake the rotation. While `target` has no
+    /// value, the task only removes configurations that an administrator disabled.
     pub fn new(
         settings: Settings,
         metrics: Metrics,
@@ -219,8 +220,8 @@ impl KeeperState {
         self.send_live();
     }
 
-    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if no attempt is
-    /// needed.
+    /// Creates the `ConfigMap` of the switch if it is missing. Returns when to try again; `None` if no attempt is due
+    /// before the next change.
     async fn create_switch(&mut self) -> Option<Instant> {
         // Create the `ConfigMap` only after the final webhook configuration was written. While the `ConfigMap` exists,
         // a guardrail rejects pods without a decision. Before the connectivity check has ended, pods may have no
@@ -267,7 +268,7 @@ impl KeeperState {
         }
     }
 
-    /// Executes the next action. Returns when to act again if nothing changes.
+    /// Executes the next actions. Returns when to act again if nothing changes.
     async fn act(&mut self) -> Option<Instant> {
         // Each round makes one change, and the next round compares again.
         for _ in 0..4 {
@@ -446,8 +447,8 @@ fn versions(live: &Live) -> Versions {
     [mutating, validating]
 }
 
-/// Returns the command that keeps the configurations removed. It helps an administrator who deleted one on purpose and
-/// sees the controller create it again.
+/// Returns the command that keeps the configurations removed. It helps an administrator who deleted a configuration on
+/// purpose, and sees that the controller creates it again.
 fn disable_command(release: &Release) -> String {
     let (namespace, name) = (release.namespace(), release.switch());
     format!(

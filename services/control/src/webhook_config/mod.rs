@@ -5,7 +5,7 @@
 //! entries, conditions and fields of other clients. Labels and annotations of other clients are kept.
 //!
 //! The annotation `EPOCH_ANNOTATION` has the *epoch* of the rotation's record for which a configuration was written. A
-//! write never lowers the epoch: a writer with an older record is outdated.
+//! write never lowers the epoch, except a forged one: a writer with an older record is outdated.
 //!
 //! - [`live`]: the observed state, also for the rotation.
 //! - [`switch`]: the `ConfigMap` with the kill switch, and its creation.

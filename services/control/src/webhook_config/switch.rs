@@ -125,8 +125,8 @@ pub fn webhooks(config_map: Option<&ConfigMap>) -> Position {
     position(config_map, WEBHOOKS_KEY, "enabled", "disabled")
 }
 
-/// Returns the field manager that wrote `key`; `None` if it is the controller or unknown. A client chooses this name
-/// itself.
+/// Returns the field manager that wrote `key`. If only the controller owns the key, returns the last writer of the
+/// `ConfigMap`, or `None` if that is the controller or unknown. A client chooses this name itself.
 #[must_use]
 pub fn author(config_map: Option<&ConfigMap>, key: &str) -> Option<String> {
     field_manager(&config_map?.metadata, &["f:data", &format!("f:{key}")])

@@ -90,8 +90,8 @@ pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) 
     Ok(Live { mutating: Some(mutating), validating: None, disabled: false })
 }
 
-/// Writes both configurations in their desired state. Deletes the validating one if no rule needs it. Returns the new
-/// observed state.
+/// Writes both configurations in their desired state. Deletes the validating one if it would have no entries. Returns
+/// the new observed state.
 ///
 /// # Errors
 /// - `live` is outdated, or the bundle of `target` is invalid.

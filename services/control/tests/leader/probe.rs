@@ -201,7 +201,7 @@ fn probes_follow_changed_requirements() {
         prometheus_client::encoding::text::encode(&mut page, &registry)?;
         ensure!(page.contains("pillion_controller_endpoints{state=\"newest\"} 1"), "{page}");
 
-        // An endpoint that does not respond is still an endpoint.
+        // An endpoint that does not respond counts as unreachable, so no round is passed.
         service.set_ready(replica_address(2), true).await?;
         let silent = |found: &Option<ProbeRound>| {
             let seen = ProbeRound::of(found.as_ref(), &second);

@@ -42,7 +42,7 @@ struct Rig {
 
 fn settings() -> Settings {
     let mut settings = Settings::default();
-    // An API server delays the first creation of a new kind by two seconds.
+    // Shortly after a CRD is established, an API server delays each creation of an object of its kind by two seconds.
     settings.timeout = Duration::from_secs(4);
     settings.keep_unlisted_for = Duration::from_secs(30);
     settings
@@ -145,7 +145,7 @@ fn each_api_server_proves_its_own_trust() {
     Isolation::new().with_crds().time_limit(Duration::from_mins(10)).run(|| async {
         let mut control_plane = ControlPlane::start().await?;
         let mut second = control_plane.second_api_server().await?;
-        // The test pauses the second API server later, so that must be a separate process. The first one belongs to the
+        // The test pauses the second API server later, so it must be a separate process. The first one belongs to the
         // leased control plane, so `api_server` returns `None`.
         ensure!(control_plane.api_server().is_none() && second.process().exited()?.is_none());
         let mut rig = Rig::start(control_plane).await?;
@@ -167,7 +167,7 @@ fn each_api_server_proves_its_own_trust() {
         rig.becomes(2, 0, 0).await?;
         ensure!(rig.metrics.calls() >= 2);
 
-        // A paused API server counts as silent although it proved its trust before, since the bundle has changed.
+        // A paused API server counts as silent, although it proved its trust before.
         second.process().pause()?;
         eventually(SOON, "the running API server is asked in time", async || {
             let since = Instant::now();
@@ -236,7 +236,8 @@ fn only_calls_with_newest_certificate_are_proof() {
         rig.becomes(1, 0, 0).await?;
         ensure!(trust_probes.list(&ListParams::default()).await?.items.is_empty(), "no object is stored");
 
-        // A certificate for other names is not trusted either. Without an entry, there is no call.
+        // A certificate for other names is not trusted either. A call through only one of the configurations is no
+        // proof.
         let (cert, key) = rig.newest.serving(&["other.pillion-system.svc"])?;
         rig.trust_probe.show(Some(Identity::new(NEWEST, cert.as_bytes(), key.as_bytes())?));
         rig.becomes(0, 1, 0).await?;

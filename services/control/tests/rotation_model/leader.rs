@@ -29,7 +29,8 @@ pub(crate) enum Write {
 }
 
 /// Reads the record and decides. `late` says whether all deadlines have passed, and `asked` whether a rotation is
-/// requested. Returns `None` if there is nothing to write, or if the model has no more CA numbers.
+/// requested. Returns `None` if the record has changed since `reading`, if there is nothing to write, or if the model
+/// has no more CA numbers.
 pub(crate) fn decide(
     world: &ModelState,
     reading: &Reading,

@@ -71,7 +71,7 @@ pub(crate) struct BundleVersion {
     pub(crate) entries: bool,
     pub(crate) trusted: Mask,
     pub(crate) epoch: u64,
-    /// Whether a disturbance wrote the bundle. The rotation does not cause the failures of such a bundle.
+    /// Whether a disturbance emptied the bundle. The rotation does not cause the failures of such a bundle.
     pub(crate) is_external: bool,
     /// Whether a disturbance raised the epoch. A later bundle may then have a lower epoch.
     pub(crate) raised: bool,

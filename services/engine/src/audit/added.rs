@@ -179,7 +179,7 @@ mod tests {
             &pod,
             &[
                 ("log/shipper", ["50m", "33554432", "0", "50331648"], [true, true]),
-                // Kubernetes uses a limit as the request.
+                // The container sets no memory request, so Kubernetes uses the memory limit as the request.
                 ("mesh/proxy", ["20m", "67108864", "1", "67108864"], [true, true]),
             ],
         );

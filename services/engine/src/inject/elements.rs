@@ -491,8 +491,8 @@ impl<'a> Merge<'_, 'a> {
         Ok((other, length))
     }
 
-    /// Whether the current pointer is in the list of init containers. `field` is the offset of the field name in the
-    /// pointer.
+    /// Whether the current pointer is that of the list of init containers. `field` is the offset of the field name in
+    /// the pointer.
     pub(super) fn is_at_init_containers(&self, field: usize) -> bool {
         self.pointer.get(field..) == Some(INIT_CONTAINERS)
     }
@@ -637,7 +637,7 @@ fn pairs<'v>(
 /// Moves the variables in `entries` after the variables that they refer to. If all later variables that an author's
 /// variable refers to are new and have no references, moves those before it instead. `own` contains the slots that were
 /// added in this pass; a move updates it, because the element gets a new slot. `before_move` is called before a
-/// variable that is not in `own` moves.
+/// variable in `entries` moves that is not in `own`.
 pub(super) fn order_env_by_refs<'a>(
     document: &mut Document<'a>,
     list: SlotId,

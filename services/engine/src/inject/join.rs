@@ -216,7 +216,7 @@ impl<'a> Merge<'_, 'a> {
 
 /// Adds the missing pieces of `prepend` before `existing` and those of `value` after it. If the format is JSON, or if
 /// it is `Auto` and `existing` is a JSON object or list, merges the JSON and ignores `prepend`. Returns a JSON string.
-/// `None` if nothing is missing.
+/// `None` if nothing is missing, or if the JSON cannot be merged.
 fn text(existing: &str, value: &str, prepend: Option<&str>, join: &Join) -> Option<String> {
     let as_json = match join.format {
         JoinFormat::Text => None,

@@ -5,7 +5,8 @@
 //! their value is merged, because they may read the existing value.
 //!
 //! A pass is one call of the webhook for the object. A value that an earlier pass added is settled: the merge does not
-//! change it, even if another writer has changed it since. Only `$join` and an explicit `Replace` apply to it again.
+//! change it, even if another writer has changed it since. Only `$join`, an explicit `Replace`, and directives for
+//! existing elements apply to it again.
 //!
 //! The other modules in this folder add methods to [`Merge`]: `render` evaluates expressions, `notes` writes the
 //! record, `elements` merges lists, `join` joins values, `changes` changes existing elements, and `containers` applies
@@ -33,7 +34,7 @@ pub(super) const INIT_CONTAINERS: &str = "initContainers";
 #[derive(Debug)]
 pub(crate) struct Conflict {
     pub(crate) reason: Reason,
-    /// The pointer to the conflict, such as `/spec/containers/logger`.
+    /// The pointer to the conflict, such as `/spec/containers/logger`. A message may follow it.
     pub(crate) place: Box<str>,
 }
 
@@ -116,10 +117,10 @@ pub(super) struct MergeInputs<'d, 'a> {
     pub(super) profile_origin: ProfileOrigin<'d>,
 }
 
-/// Whether the profile is a cluster profile or a namespaced profile.
+/// Whether the profile is a cluster profile or a namespaced profile. A stand-in counts as a cluster profile.
 #[derive(Default)]
 pub(super) enum ProfileOrigin<'d> {
-    /// A cluster profile. No namespaced profile follows.
+    /// A cluster profile, if no namespaced profile is requested. Also used for changes to a copy of a value.
     #[default]
     Platform,
     /// A cluster profile. Values that the object already has, and that the profile sets too, are protected from the
@@ -396,7 +397,8 @@ pub(super) enum OriginalValue<'a> {
     Was(Value<'a>),
 }
 
-/// Places that already had the value of a cluster profile in this pass. Pointers are written as in the record.
+/// Places that already had the value of a cluster profile in this pass, and elements that a cluster profile put in
+/// front of others. Pointers are written as in the record.
 pub(super) type Confirmed = Vec<(Box<str>, ChangeKind)>;
 
 impl<'a> Merge<'_, 'a> {

@@ -6,7 +6,8 @@
 //! a later webhook changed it (`reinvocationPolicy: IfNeeded`). The injection record in the object lists the changes of
 //! earlier passes.
 //!
-//! A *stand-in* is a namespaced profile that is applied instead of the cluster profile that it extends.
+//! A *stand-in* is a namespaced profile that is applied instead of the cluster profile that it extends. It is treated
+//! like a cluster profile.
 
 mod keys;
 pub(crate) mod managed_fields;
@@ -99,7 +100,8 @@ pub(crate) struct Applied<'a> {
     pub(crate) verdicts: Vec<Option<Verdict>>,
     /// The record as a JSON string. `None` if it has no entries.
     pub(crate) record: Option<String>,
-    /// The places that cluster profiles changed. Set only if [`Exclusions::others`] is set and the record can be read.
+    /// The places that cluster profiles changed, or that already had their values. Set only if [`Exclusions::others`]
+    /// is set and the record can be read.
     pub(crate) protected: Option<Protected>,
 }
 
@@ -227,8 +229,8 @@ struct Pass<'a> {
     /// profiles.
     is_watched: bool,
     confirmed: Confirmed,
-    /// Whether the document differs from the object of the request: this pass has applied a profile, or has undone the
-    /// changes of the safety net's policy.
+    /// Whether the document may differ from the object of the request: this pass has applied a profile, or has undone
+    /// the changes of the safety net's policy.
     is_touched: bool,
     /// The object with the changes of this pass so far. `None` if there are no changes, or if it must be rendered
     /// again.
@@ -323,7 +325,8 @@ impl<'a> Pass<'a> {
         Ok(protected)
     }
 
-    /// Returns the places that cluster profiles changed so far. `None` if the record cannot be read.
+    /// Returns the places that cluster profiles changed so far, or that already had their values. `None` if the record
+    /// cannot be read.
     fn protected(&self) -> Option<Protected> {
         let record = self.record.finished_entries()?;
         let places = self.confirmed.iter().map(|(pointer, done)| (Cow::Borrowed(&**pointer), *done));
@@ -434,7 +437,7 @@ impl<'a> Pass<'a> {
 struct Injected {
     /// Whether any profile has container patches. Only container patches need to know the injected containers.
     is_wanted: bool,
-    /// The pointers of added containers, and whether a cluster profile added them.
+    /// The pointers of added containers, and whether a cluster profile, or a profile that only extends one, added them.
     places: Vec<(Box<str>, bool)>,
     /// The profiles that this pass has processed so far. Collected only if an earlier pass left a record.
     profiles: Vec<Box<str>>,
@@ -460,7 +463,7 @@ impl Injected {
     }
 
     /// Returns the origin of the container at a pointer. If `seen_by_platform` is false, containers that only cluster
-    /// profiles added are hidden.
+    /// profiles, or profiles that only extend one, added are hidden.
     fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
         let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {

@@ -439,8 +439,8 @@ impl<'a> Merge<'_, 'a> {
         self.charge(looks.saturating_mul(LOOK_COST))
     }
 
-    /// Charges content each time it is inserted, even if it was created before, because a loop may insert it many
-    /// times.
+    /// Charges the length of an unopened JSON value each time it is inserted, even if its creation was already charged,
+    /// because a loop may insert it many times. Other content is not charged here.
     pub(super) fn charge_content(&mut self, content: Content<'a>) -> Result<(), MergeError> {
         match content {
             Content::Value(value) => self.charge(value.raw().len()),

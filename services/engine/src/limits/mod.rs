@@ -8,8 +8,9 @@
 //! * `pod_security`: there are no new violations of the Pod Security Standards ([`Control`]).
 //!
 //! [`Guardrails`] are the limits that the platform configures, such as registries, kinds of volumes, and maximum
-//! numbers. The first violation is returned as an `Excess`, and the profile is not applied. Cluster profiles belong to
-//! the platform, so they have no limits.
+//! numbers. The first violation is returned as an `Excess`, and the profile is not applied. A namespaced profile that
+//! only extends a cluster profile and sets values is checked only against `protected`. Cluster profiles belong to the
+//! platform, so they have no limits.
 
 mod guardrails;
 mod pod_security;
@@ -45,7 +46,7 @@ pub(crate) enum Limit {
     ReservedKey,
     /// Fields of the pod that namespaced profiles must not change.
     Field,
-    /// Removal of existing containers and volumes.
+    /// Removal of existing containers and volumes, and changes to the keys of list elements.
     Removal,
     /// Changes to values that cluster profiles added or set.
     Protected,
@@ -149,7 +150,7 @@ pub(crate) fn check_interference(
 /// Renders a document for comparison with another one.
 ///
 /// # Errors
-/// Fails if the document has too many values.
+/// The rendered document cannot be parsed, for example because it has too many values.
 pub(crate) fn render(document: &Document<'_>) -> Result<OwnedTape, Excess> {
     let mut text = String::new();
     document.write(Document::ROOT, &mut text);

@@ -5,7 +5,7 @@
 //! unmask `/proc`. The namespace's `enforce-version` label is ignored. So the API server never rejects a changed pod
 //! for a control that the pod satisfied before.
 //!
-//! A boolean field with a value of another type is treated as `true`. The API server rejects it anyway.
+//! A boolean field with a value of another type violates its control. The API server rejects the pod anyway.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -190,12 +190,12 @@ controls! {
     PrivilegeEscalation => Restricted, "Privilege Escalation", "allowPrivilegeEscalation: false";
     /// Containers that may run as root.
     RunningAsNonRoot => Restricted, "Running as Non-root", "runAsNonRoot: true on the container or the pod";
-    /// Containers whose `runAsUser` is 0.
+    /// A `runAsUser` of 0 on the pod or a container.
     RunningAsNonRootUser => Restricted, "Running as Non-root user", "runAsUser absent or other than 0";
     /// A missing seccomp profile.
     SeccompRestricted => Restricted, "Seccomp (restricted)",
         "seccompProfile.type RuntimeDefault or Localhost on the container or the pod";
-    /// Added capabilities, or capabilities that are not dropped.
+    /// Added capabilities other than `NET_BIND_SERVICE`, or capabilities that are not dropped.
     CapabilitiesRestricted => Restricted, "Capabilities (restricted)", "drop: [ALL], and nothing added but NET_BIND_SERVICE";
 }
 
@@ -278,7 +278,8 @@ fn excess(violation: &Violation<'_>, pod: Value<'_>, level: PodSecurityLevel) ->
     Excess::new(Limit::PodSecurity(*control), place, message)
 }
 
-/// Returns all violations of both levels in a pod, in document order.
+/// Returns all violations of both levels in a pod: first those of the pod itself, then those of its containers and its
+/// volumes.
 fn violations(pod: Value<'_>) -> IndexSet<Violation<'_>> {
     let spec = pod.get("spec");
     let mut evaluation = Evaluation {

@@ -1,10 +1,10 @@
 //! Protects the changes of cluster profiles. Namespaced profiles must not change, remove or move them, or insert
-//! elements before them.
+//! elements before those that cluster profiles put at the start of a list.
 //!
 //! The check lists the differences between two states of a pod by path. Elements of keyed lists are matched by their
-//! keys, as in the merge, so the paths equal those in the injection record. If only one state has a list or map, all
-//! its elements are listed. The time is linear in the size of both states. Parts that are equal byte for byte are
-//! skipped.
+//! keys, as in the merge, so the paths equal those in the injection record. If only one state has a keyed list, or a
+//! map whose entries the record lists one by one, all its elements are listed. The time is linear in the size of both
+//! states. Parts that are equal byte for byte are skipped.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! Checks which fields a namespaced profile changes, and how much it adds. It may add containers, volumes of allowed
-//! kinds, and labels and annotations that are not reserved.
+//! Checks which fields a namespaced profile changes, and how much it adds. It may add and change containers, volumes of
+//! allowed kinds, and labels and annotations that are not reserved.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

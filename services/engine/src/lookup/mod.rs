@@ -76,8 +76,8 @@ pub struct Wanted {
     pub namespace: Box<str>,
     /// The name of the object's service account. `None` if no profile reads the service account.
     pub service_account: Option<Box<str>>,
-    /// The owners that are known without a lookup. The caller looks up the other owners of the chain. `None` if no
-    /// owner has to be looked up.
+    /// The owners that are known without a lookup. The caller looks up the owners that [`OwnerChain::next`] returns.
+    /// `None` if no owner has to be looked up.
     pub owners: Option<OwnerChain>,
     /// The declared `lookups` of profiles.
     pub objects: Vec<Query>,

@@ -1,4 +1,4 @@
-//! The owners of a pod: its ReplicaSet and Deployment, or its Job and CronJob.
+//! The owners of a pod, such as its ReplicaSet and Deployment, or its Job and CronJob.
 //!
 //! The chain begins with the pod's owner reference. The name of a Deployment's ReplicaSet consists of the Deployment's
 //! name and the pod's template hash, so the Deployment is known without a lookup. The owners of other `ReplicaSet`s and
@@ -15,7 +15,7 @@ const MAX_OWNERS: usize = 4;
 /// The label that distinguishes the pods of a Deployment's `ReplicaSet`s.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The kinds of workloads: group, kind, resource, and whether another workload may own it.
+/// The kinds of workloads: group, kind, resource, and whether an object of this kind may have an owner to follow.
 const KINDS: [(&str, &str, &str, bool); 7] = [
     ("apps", "ReplicaSet", "replicasets", true),
     ("apps", "Deployment", "deployments", false),

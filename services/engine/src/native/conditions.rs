@@ -209,7 +209,8 @@ pub(super) fn opted_in_as(opt_in: &OptIn, is_wanted: impl Fn(FailureMode) -> boo
     })
 }
 
-/// Returns the selector for the profile's namespaces. Without [`PolicyScope::Everywhere`], it also requires the opt-in.
+/// Returns the selector for the profile's namespaces. With [`PolicyScope::Profile`], it also excludes the system
+/// namespaces, and requires the opt-in label if there is only one.
 ///
 /// # Errors
 /// The selector cannot be serialized.
@@ -236,7 +237,7 @@ pub fn namespace_selector(profile: Profile<'_>) -> Result<Value, serde_json::Err
     Ok(selector)
 }
 
-/// The names that a profile's expression may use.
+/// The names that the compiler of exported expressions knows, in addition to `params`, `variables` and `lookups`.
 const NAMES: [&str; 6] = ["object", "oldObject", "request", "namespaceObject", "containers", "primary"];
 
 /// The names that the API server defines in its own policies.

@@ -73,7 +73,7 @@ pub(super) fn whole_strings(json: &Value, numbers: &mut Vec<usize>) {
     }
 }
 
-/// Replaces the values in the strings of a JSON value with examples.
+/// Replaces the placeholders in the strings of a JSON value with the example `x`.
 pub(super) fn fill(json: &mut Value) {
     match json {
         Value::String(text) => {

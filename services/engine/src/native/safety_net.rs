@@ -607,8 +607,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Adds conditions that exclude pods whose profile requests or opt-outs name a revision of the profile. The
-    /// mutation cannot add a pinned revision, because it has only the active one.
+    /// Adds conditions that exclude a pod if its annotation `pillion.dev/profiles`, or that of its namespace, names a
+    /// revision of the profile. The mutation cannot add a pinned revision, because it has only the active one.
     fn pins(&mut self, name: &str) {
         let pins =
             [format!("{name}@"), format!("-{name}@")].map(|pin| format!("w.trim().startsWith({})", quoted(&pin)));

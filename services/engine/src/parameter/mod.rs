@@ -191,7 +191,8 @@ pub(crate) fn compile(path: &str, text: &Text, scope: &Scope) -> Result<Paramete
     }
 }
 
-/// Checks that `empty` is set only together with a single annotation or label.
+/// Checks that `empty` is set only for a parameter that has `annotation` or `label`, and neither `annotationPrefix` nor
+/// `fields`.
 fn check_empty(path: &str, text: &Text, diagnostics: &mut Vec<Diagnostic>) {
     let is_gathered = text.annotation_prefix.is_some() || !text.fields.is_empty();
     if text.empty.is_none() || (!is_gathered && (text.annotation.is_some() || text.label.is_some())) {
@@ -285,7 +286,8 @@ fn keys(text: &Text) -> Vec<Key> {
     all
 }
 
-/// Compiles the type and the constraints of a value. `None` if they have an error, which is added to `diagnostics`.
+/// Compiles the type and the constraints of a value. Adds errors to `diagnostics`. `None` after an error that prevents
+/// further checks, such as a missing type or an invalid pattern.
 fn kind(path: &str, text: &Text, scope: &Scope, diagnostics: &mut Vec<Diagnostic>) -> Option<Kind> {
     let Some(type_) = text.type_ else {
         let diagnostic = Diagnostic::new(format!("{path}.type"), "the type is missing");

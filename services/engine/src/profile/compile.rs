@@ -1,7 +1,7 @@
 //! Compiles a flattened profile into a [`CompiledProfile`], or returns diagnostics.
 //!
-//! All errors are reported, not only the first. A field that this version does not support is an error, because a
-//! profile must never take effect only in part.
+//! The diagnostics contain all errors that were found, not only the first. A field that this version does not support
+//! is an error, because a profile must never take effect only in part.
 
 use pillion_api::profile::{Activation, FailurePolicy, OptOut, ProfileSpec};
 use pillion_api::selector::LabelSelector;

@@ -9,8 +9,8 @@
 //!   profile has the limits for tenants.
 //! * Each merged part keeps its origin, so that an error in an inherited part is reported for the parent.
 //!
-//! A revision is a hash of the flattened profile and its limits. So a change to a parent gives its children new
-//! revisions.
+//! A revision is a hash of the flattened profile and its limits. So a change to an inherited field of a parent gives
+//! its children new revisions.
 
 mod merge;
 
@@ -184,7 +184,8 @@ fn ancestors<'p>(
     }
 }
 
-/// Creates the part for the spec of one profile. `text` is the index of the profile in the chain.
+/// Creates the part for the spec of one profile. `text` is the index of the profile in the chain: 0 is the profile that
+/// extends nothing.
 fn part(text: usize, spec: &ProfileSpec) -> Result<Part, Vec<Diagnostic>> {
     let json = serde_json::to_value(spec).map_err(|error| vec![unusable(&error)])?;
     Ok(Part { json, origin: Origin::of(text, "spec") })

@@ -44,8 +44,9 @@ impl FlattenedProfile {
         Self { spec, limits, ancestors: Vec::new(), set_by_namespace: Vec::new(), stored_revision: None, origin: None }
     }
 
-    /// Returns the revision: a hash of everything except `rollout` and `safetyNet`, which do not affect the injected
-    /// pod. `None` if the spec cannot be serialized.
+    /// Returns the revision: a hash of the spec without `rollout` and `safetyNet`, which do not affect the injected
+    /// pod. If the profile extends others, the hash includes the other fields too. `None` if the spec cannot be
+    /// serialized.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)
@@ -54,7 +55,7 @@ impl FlattenedProfile {
     /// Returns the revision object to store. `source` is the author's own spec, if it extends a profile.
     ///
     /// # Errors
-    /// Fails if the flattened spec or `source` is too large.
+    /// Fails if the flattened spec cannot be serialized, or if it or `source` is too large.
     pub fn to_revision(
         &self,
         name: &ProfileName,

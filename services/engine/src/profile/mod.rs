@@ -2,7 +2,7 @@
 //!
 //! All profiles are processed in these steps by [`ProfileSource::compile`]. The source determines the first step:
 //!
-//! 1. The spec of an author is checked: a namespaced profile must not set the fields of cluster profiles.
+//! 1. The spec of an author is checked: a namespaced profile must not set what only cluster profiles may set.
 //! 2. The spec is flattened: merged with the cluster profiles that it extends ([`FlattenedProfile`]). The leader
 //!    publishes the flattened profile as a revision. Replicas start with a revision, at the next step.
 //! 3. The flattened profile is compiled ([`CompiledProfile`]). All errors are reported before a profile takes effect,
@@ -60,7 +60,8 @@ impl ProfileSource<'_> {
     /// Merges the profile with the profiles that it extends, or reads the revision.
     ///
     /// # Errors
-    /// The chain or the revision is invalid. The flattened profile may still have errors that only compilation finds.
+    /// The chain or the revision is invalid, or a namespaced profile sets what only cluster profiles may set. The
+    /// flattened profile may still have errors that only compilation finds.
     pub fn flatten(self, name: &ProfileName) -> Result<FlattenedProfile, Vec<Diagnostic>> {
         let diagnostics = self.check(name);
         if diagnostics.is_empty() { self.merge(name) } else { Err(diagnostics) }
@@ -334,7 +335,8 @@ impl CompiledProfile {
         self.safety_net
     }
 
-    /// Makes the profile namespaced without checking its spec, as if its values came from expressions.
+    /// Makes the profile namespaced without checking its spec. So tests can reach the checks of computed values with
+    /// constants that compilation would reject.
     #[cfg(test)]
     pub(crate) fn into_namespaced(mut self, namespace: &str) -> Self {
         self.name.namespace = Some(namespace.into());

@@ -1,4 +1,4 @@
-//! Compiles the named parts of a profile: parameters, variables, conditions, validations, and container patches.
+//! Compiles the parameters, variables, conditions, validations and container patches of a profile.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ const MAX_MESSAGE: usize = 1024;
 /// The default status code of a denial, as in the admission policies of Kubernetes.
 const DEFAULT_CODE: u16 = 422;
 
-/// The status reasons of Kubernetes, by status code.
+/// Status codes of denials with their status reasons in Kubernetes.
 const STATUS_REASONS: [(u16, &str); 6] = [
     (DEFAULT_CODE, "Invalid"),
     (403, "Forbidden"),
@@ -202,7 +202,7 @@ fn local_names(variables: &[Variable]) -> LocalNames {
     locals
 }
 
-/// Reports variables that depend on themselves, directly or through others.
+/// Reports the first variable that depends on itself, directly or through others.
 fn check_cycles(variables: &[Variable], diagnostics: &mut Vec<Diagnostic>) {
     for (index, start) in variables.iter().enumerate() {
         let mut seen = vec![false; variables.len()];
@@ -265,7 +265,8 @@ pub(super) fn compile_preconditions(
     result.into()
 }
 
-/// Compiles the validations of a profile. Reports errors, and leaves out invalid validations.
+/// Compiles the validations of a profile. Reports errors, and leaves out validations whose expression or message is
+/// invalid.
 pub(super) fn compile_validations(spec: &ProfileSpec, compiler: &mut Compiler<'_>) -> Box<[Validation]> {
     let validations = spec.validations.iter().enumerate();
     validations

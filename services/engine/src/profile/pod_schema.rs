@@ -272,7 +272,8 @@ impl Expected {
     }
 }
 
-/// Whether a string is one of the words separated by `|`.
+/// Whether a string is one of the words separated by `|`. A word that ends with `*` stands for all strings with that
+/// prefix.
 pub(super) fn is_one_of(words: &str, text: &str) -> bool {
     let is = |word: &str| word.strip_suffix('*').map_or(word == text, |begin| text.starts_with(begin));
     words.split('|').any(is)

@@ -1,7 +1,8 @@
 //! The target of a profile: resources and operations.
 //!
-//! A profile may target any namespaced resource except those that the cluster needs to work. So a faulty profile cannot
-//! prevent node heartbeats, leader elections, or repairs of Pillion itself.
+//! A namespaced profile may target only pods. A cluster profile may also target other namespaced resources, except some
+//! that the cluster needs to work or that change often. So a faulty profile cannot prevent node heartbeats, leader
+//! elections, or repairs of Pillion itself.
 
 use pillion_api::profile::{Operation, ProfileSpec, Target as Text};
 
@@ -58,7 +59,7 @@ pub(crate) struct Target {
 
 const PODS: &str = "pods";
 
-/// The subresources of pods whose requests contain the whole pod.
+/// The subresources of pods that profiles can target. Requests for them contain the whole pod.
 const POD_PARTS: [&str; 2] = ["ephemeralcontainers", "resize"];
 
 /// API groups that profiles cannot target, with the reasons.
@@ -79,7 +80,7 @@ const REFUSED: [(&str, &str, &str); 4] = [
     ("", "nodes", "nodes are not in a namespace"),
 ];
 
-/// Cluster-scoped resources of the core group.
+/// The cluster-scoped resources of the core group that are not in [`REFUSED`].
 const CLUSTER_SCOPED: [&str; 3] = ["namespaces", "persistentvolumes", "componentstatuses"];
 
 impl Target {
@@ -213,7 +214,8 @@ fn wildcard(path: String) -> Diagnostic {
     Diagnostic::new(path, "a target cannot contain wildcards").with_help("name each resource and operation")
 }
 
-/// Returns the reason why profiles cannot target a resource, and a suggestion. `None` if they can target it.
+/// Returns the reason why profiles cannot target a resource, and a suggestion, which may be empty. `None` if cluster
+/// profiles can target it.
 fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     let (main, part) = resource.split_once('/').map_or((resource, None), |(main, part)| (main, Some(part)));
     if !is_word(main) || main != main.to_lowercase() || part.is_some_and(|part| !is_word(part)) {
@@ -241,7 +243,7 @@ fn refused(group: &str, resource: &str) -> Option<(String, &'static str)> {
     }
 }
 
-/// Whether a string contains only characters that are valid in groups, versions and resources.
+/// Whether a string has the length and the characters of a group, a version or a resource.
 fn is_word(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     (1..=253).contains(&text.len())

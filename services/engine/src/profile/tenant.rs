@@ -26,7 +26,8 @@ const VOLUME_SOURCES: [&str; 6] =
 /// Domains of labels and annotations that Kubernetes uses.
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
-/// Checks that a namespaced profile sets no field that only cluster profiles may set. Inherited fields are not checked.
+/// Checks the namespace selectors, `safetyNet` and `optOut` of a namespaced profile: it must not set what only cluster
+/// profiles may set. Inherited fields are not checked.
 pub(super) fn check_fields(spec: &ProfileSpec, diagnostics: &mut Vec<Diagnostic>) {
     let sentence = "is only for cluster profiles: a namespaced profile applies only to its own namespace";
     if spec.namespace_selector.is_some() {

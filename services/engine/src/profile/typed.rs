@@ -120,7 +120,7 @@ impl Walk<'_, '_> {
                     self.below(&format!(".$value[{index}]"), |walk| walk.element(item, kind));
                 }
             }
-            // An element with only directives removes elements (`$prune`).
+            // An element with only directives adds nothing. For example, `$prune` removes elements.
             Json::Object(fields) if fields.keys().all(|field| field.starts_with('$') && field != "$value") => {}
             item => self.value(item, kind),
         }

@@ -20,8 +20,8 @@ pub(crate) struct RecordWriter {
     has_elements: bool,
     /// The name of the parent, if the current profile is a namespaced profile that only extends a cluster profile.
     extends: Option<Box<str>>,
-    /// The replacements of the current profile, as lists of a pointer and the original. `replaced_escapes` is the
-    /// number of bytes in `replaced` that escapes add.
+    /// The replacements of the current profile, as lists of a pointer, the original and, for a removed element that has
+    /// one, the key of the preceding element. `replaced_escapes` is the number of bytes in `replaced` that escapes add.
     replaced: String,
     replaced_escapes: usize,
     /// The number of replacements of the current profile.
@@ -111,7 +111,8 @@ impl RecordWriter {
         self.extends = entry.as_ref().is_none_or(Record::is_of_platform).then(|| parent.into());
     }
 
-    /// Returns the size of the record so far as a JSON string, in bytes.
+    /// Returns the size of the record so far as a JSON string, in bytes. The replacements and moves of the current
+    /// entry are not included.
     pub(crate) const fn len(&self) -> usize {
         self.out.len() + Self::CLOSE.len()
     }
@@ -203,7 +204,7 @@ impl RecordWriter {
         self.out.len() + 2 <= MAX_RECORD_BYTES + self.escapes + self.move_bytes
     }
 
-    /// Returns the record with the entries that are complete.
+    /// Returns the record with the entries so far. `None` within an entry, or if the record is too large.
     pub(crate) fn finished_entries(&self) -> Option<Record> {
         self.at(self.mark())
     }
@@ -250,7 +251,8 @@ impl RecordWriter {
         Some(ordered.unwrap_or(self.out))
     }
 
-    /// Sorts the entries by their order in an earlier record. New entries follow the kept ones.
+    /// Sorts the entries by their order in an earlier record. A new entry remains after all entries that precede it in
+    /// `quoted`.
     fn in_order(quoted: &str, earlier: &Record) -> Option<String> {
         let tape = OwnedTape::parse(quoted.to_owned()).ok()?;
         let record = Record::read(&tape.root().as_str()?)?;

@@ -225,8 +225,8 @@ impl Review<'_> {
         }
     }
 
-    /// Returns the lookups that a decision may need. Reads only the namespace and the record trust from `facts`. Most
-    /// reviews need no lookups, and the check for this case is fast.
+    /// Returns the lookups that a decision may need. Of `facts`, only the namespace and the record trust affect the
+    /// result. Most reviews need no lookups, and the check for this case is fast.
     #[must_use]
     pub fn needs(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Wanted {
         if SYSTEM_NAMESPACES.contains(&self.namespace()) {
@@ -235,8 +235,9 @@ impl Review<'_> {
         ReviewContext::new(self, endpoint, snapshot, facts).map(|context| context.needs()).unwrap_or_default()
     }
 
-    /// Returns the cluster profiles and the namespace's profiles, with the values and sources of their parameters, for
-    /// `pillion explain`. [`Review::decide`] does not need them. Empty if the namespace is not opted in.
+    /// Returns the cluster profiles and the namespace's profiles for `pillion explain`. Requested profiles have the
+    /// values and sources of their parameters. [`Review::decide`] does not need the result. Empty if the namespace is
+    /// not opted in, or if the review has no valid object.
     #[must_use]
     pub fn considered(&self, endpoint: Endpoint, snapshot: &Snapshot, facts: &Facts) -> Vec<Considered> {
         let Some(context) = ReviewContext::new(self, endpoint, snapshot, facts) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The envelope of an AdmissionReview: all its fields except the object.
+//! The envelope of an AdmissionReview: the fields beside the objects that a decision needs.
 
 use std::borrow::Cow;
 

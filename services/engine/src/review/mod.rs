@@ -309,7 +309,8 @@ impl<'b> Review<'b> {
         self.envelope.operation
     }
 
-    /// Returns the name of the object, or the prefix of its generated name, for logs.
+    /// Returns the name of the object, or the prefix of its generated name, for logs. `None` if the object has neither,
+    /// and for deletions.
     #[must_use]
     pub fn object_name(&self) -> Option<Cow<'_, str>> {
         let metadata = self.new_object()?.get("metadata")?;

@@ -42,9 +42,9 @@ pub(super) fn decide(context: &ReviewContext<'_>, observer: &mut impl Observer) 
     Decision { outcome, reason, detail, profiles, validations, notices }
 }
 
-/// Returns the names of the containers that cluster profiles added, according to the record. Names are unique across
-/// the lists of containers. A container that was moved from another list belongs to the author, because the author
-/// wrote a part of it.
+/// Returns the names of the containers that cluster profiles, or namespaced profiles that only extend one, added
+/// according to the record. Names are unique across the lists of containers. A container that was moved from another
+/// list belongs to the author, because the author wrote a part of it.
 fn injected_containers(record: &Record) -> Vec<Box<str>> {
     let lists = ["/spec/containers/", "/spec/initContainers/"];
     let name = |pointer: &str| {

@@ -497,7 +497,7 @@ impl PartialEq for Choice {
     }
 }
 
-/// Two sets of candidates are equal if every request gets the same profiles from them.
+/// If two sets of candidates are equal, every request gets the same profiles from them.
 impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.cluster, &other.cluster)
@@ -544,8 +544,8 @@ impl PlaceSet {
 pub(crate) enum Meaning {
     /// The value is the name or another value of these profiles.
     Named(Vec<Place>),
-    /// The value requests the default profile, which is one of these. If several of them allow opting out, the request
-    /// is ambiguous.
+    /// The value is a truthy word of these profiles, and requests the default profile. If several of them allow opting
+    /// out, the request is ambiguous.
     Truthy(Vec<Place>),
     /// The value requests no profile, or only profiles that do not apply to the object.
     Falsy,

@@ -1,7 +1,7 @@
 //! Selections that are not part of a decision, for `pillion explain` and the audit of running pods.
 //!
-//! `considered` lists every profile that could apply to an object, with its parameters. Decisions only list requested
-//! profiles, which is faster. This list is only made on demand, so it may be slow.
+//! `considered` lists all cluster profiles and the namespace's own profiles, with the parameters of the requested ones.
+//! Decisions only list requested profiles, which is faster. This list is only made on demand, so it may be slow.
 //!
 //! `expected` selects by labels and annotations, without evaluating expressions. Requests, opt-outs and object
 //! selectors only depend on the metadata. Conditions may depend on more, and so may the validity of parameter values. A
@@ -30,7 +30,7 @@ use super::{Selected, drop_replaced, group_is_taken, is_stand_in, object_matches
 pub enum RequestState {
     /// The profile is requested. It is part of the decision.
     Requested,
-    /// The profile could apply to the object, but neither the object nor its namespace requests it.
+    /// Neither the object nor its namespace requests the profile, or no object can, because its activation is `Never`.
     NotRequested,
     /// The labels of the namespace do not match the profile's `namespaceSelector`.
     NamespaceSelector,

@@ -38,13 +38,13 @@ pub(crate) struct Selected<'v> {
     /// The bindings of the profile's expressions, if the profile matches the object.
     pub(crate) bindings: Option<ProfileBindings<'v>>,
     /// Whether the profile is a stand-in: a namespaced profile that is applied instead of the cluster profile that it
-    /// extends. The cluster profile is the next element.
+    /// extends. It precedes that cluster profile in [`Selection::profiles`].
     pub(crate) stands_in: bool,
 }
 
 impl Selected<'_> {
-    /// Whether the platform controls the profile: it is a cluster profile, or only sets permitted values of a cluster
-    /// profile.
+    /// Whether the platform controls the profile: it is a cluster profile, or a stand-in, which only sets permitted
+    /// values of a cluster profile.
     pub(crate) fn is_of_platform(&self) -> bool {
         self.profile.name().namespace.is_none() || self.stands_in
     }
@@ -221,8 +221,8 @@ fn put_in_place(profiles: &mut [Selected<'_>]) {
 }
 
 /// Whether `profile` is namespaced and only sets values of the cluster profile `parent`, or of a profile that extends
-/// `parent`. In the second case, the intermediate profile may have changed the template, so `parent` must be a profile
-/// that is requested and that allows opting out.
+/// `parent`. In the second case, the intermediate profile may have changed the template, so `parent` must have
+/// `activation: Requested` and allow opting out.
 fn is_stand_in(profile: &CompiledProfile, parent: &CompiledProfile) -> bool {
     let is_optional = parent.opt_out == OptOut::Allowed && parent.activation == Activation::Requested;
     let mut ancestors = profile.ancestors().take(if is_optional { usize::MAX } else { 1 });
@@ -303,11 +303,11 @@ fn check_conditions<'v>(
     Ok(bindings)
 }
 
-/// Resolves the parameters of a profile. Adds warnings about replaced values to `notices`. If there are invalid values,
-/// also returns a refusal.
+/// Resolves the parameters of a profile. Adds warnings about clamped and replaced values to `notices`. Also returns a
+/// refusal if the default does not replace an invalid value, or if resolving needs too many steps.
 ///
-/// Computed defaults are evaluated here, in the order of the parameters. A failing default or an invalid value only
-/// affects expressions that read the parameter.
+/// Computed defaults are evaluated here, in the order of the parameters. A failing default only affects expressions
+/// that read the parameter.
 fn resolve_parameters(
     profile: &CompiledProfile,
     context: EvalContext<'_>,

@@ -76,7 +76,7 @@ enum RequestSource {
     Namespace,
 }
 
-/// Finds the profiles that a pod and its namespace request.
+/// Finds the profiles that a pod and its namespace request, and those with `activation: Always`.
 ///
 /// A value that is the name of both a cluster profile and a namespaced profile requests both. So a namespace cannot
 /// hide a cluster profile behind its own profile with the same name.
@@ -266,8 +266,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Drops the profiles that are declined by the deciding value of their key, which is falsy or empty. A value on the
-    /// namespace declines only profiles with `activation: Always`: a pod can still request the others by name.
+    /// Opts out of the profiles that the deciding value of their key declines because it is falsy or empty. A value on
+    /// the namespace declines only profiles with `activation: Always`: a pod can still request the others by name.
     fn drop_declined(&mut self) {
         for (index, place) in self.requested.places.iter().copied().enumerate() {
             let Some(request) = self.candidates.profile(place).and_then(|profile| profile.request.as_ref()) else {

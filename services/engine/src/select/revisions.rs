@@ -31,7 +31,7 @@ use crate::record::Record;
 use super::candidates::{Candidates, Choice, Place};
 use super::request::Pod;
 
-/// The number of steps into which all workloads are divided: one step is a hundredth of a percent.
+/// The number of buckets into which workloads are hashed. One bucket has a hundredth of a percent of all workloads.
 const SHARES: u64 = 10_000;
 
 /// The object for which revisions are chosen.

@@ -5,11 +5,11 @@
 //! depends only on the change: namespaces are stored in shards, and a changed namespace copies one shard. New profiles
 //! do not copy namespaces.
 //!
-//! Derived snapshots share two caches. The first stores each distinct set of candidates once. With thousands of
-//! profiles for a few namespaces each, a set needs hundreds of bytes, but ten thousand namespaces only have a few
-//! hundred distinct sets. The second cache stores requested revisions that are not active, in compiled form. They never
-//! become stale, because revisions are immutable. Few of them are requested, so the cache is small. If it is full, the
-//! least recently used entry is replaced.
+//! Derived snapshots share two caches. The first stores each distinct set of candidates once. It begins empty if the
+//! profiles change. With thousands of profiles for a few namespaces each, a set needs hundreds of bytes, but ten
+//! thousand namespaces only have a few hundred distinct sets. The second cache stores requested revisions that are not
+//! active, in compiled form. They never become stale, because revisions are immutable. Few of them are requested, so
+//! the cache is small. If it is full, the least recently used entry is replaced.
 
 mod profile_set;
 
@@ -159,8 +159,8 @@ impl Snapshot {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// Returns the profiles that are available in a namespace. The result is computed once per namespace and set of
-    /// profiles. Namespaces with equal results share one copy.
+    /// Returns the profiles that are available in a namespace. The namespace caches its last result, so the result is
+    /// usually computed once per set of profiles. Namespaces with equal results share one copy.
     pub(crate) fn candidates(&self, name: &str, namespace: &Namespace) -> Arc<Candidates> {
         let (cluster, own) = self.profiles.indexes(name);
         if let Some(found) = namespace.cached_candidates()

@@ -152,7 +152,7 @@ impl ProfileSet {
         self.all.iter().map(|entry| &entry.profile)
     }
 
-    /// Whether any profile in a namespace may apply to the resource of a request.
+    /// Whether any cluster profile or any profile of the namespace may apply to the resource of a request.
     pub(crate) fn has_resource(&self, namespace: &str, action: Action<'_>) -> bool {
         self.cluster.has_resource(action) || self.of_namespace(namespace).is_some_and(|own| own.has_resource(action))
     }

@@ -347,8 +347,8 @@ fn is_valid(object: &Json, operation: &str, profiles: &[Arc<CompiledProfile>]) -
     }
 }
 
-/// In expressions, `ours` is true for containers of cluster profiles and of children that are applied instead of them.
-/// It is false for containers of other namespaced profiles.
+/// In expressions, `ours` is true for containers of cluster profiles and of children, even if the parent is not
+/// requested. It is false for containers of other namespaced profiles.
 #[test]
 fn only_platform_containers_are_ours() {
     let judge = json!({

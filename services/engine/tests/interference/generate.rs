@@ -28,7 +28,7 @@ impl<'n> Choices<'n> {
     }
 }
 
-/// Profiles, and objects that match them. Each object is one case.
+/// Profiles, and objects to which they may apply. Each object is one case.
 #[derive(Debug)]
 pub(super) struct Profiles {
     pub(super) cluster: Vec<(String, Json)>,

@@ -131,7 +131,8 @@ fn numbered_ports<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     probe.finish(call.meter)
 }
 
-/// Replaces the port of a handler with its number, if the container has a port with that name.
+/// Replaces the port of a handler with its number, if [`number_of`] finds one. The second argument of the call is the
+/// container.
 fn numbered_handler<'v>(call: &mut Call<'_, 'v>, handler: Value<'v>) -> Evaluated<'v> {
     let Some(port) = handler.member("port", call.meter)? else { return Ok(handler) };
     let (Some(number), Some(entries)) = (number_of(call, 1, &port)?, handler.entries(call.meter)?) else {
@@ -173,8 +174,8 @@ fn image<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     image.finish(call.meter)
 }
 
-/// Shortens a string to this number of characters. A shortened string ends with a hash of the whole string, so that it
-/// is still unique.
+/// Shortens a string to at most this number of characters. A shortened string ends with a hash of the whole string, so
+/// that it is still unique.
 fn short(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.to_owned();
@@ -225,7 +226,7 @@ fn json_patch<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }
     let mut size = value.to_string().len();
     for (index, operation) in operations.iter().enumerate() {
-        // An operation processes at most the whole value. Its size is measured again after each operation.
+        // An operation processes at most the whole value. The size of the value is measured again after each operation.
         let copies = !matches!(operation, PatchOperation::Remove(_) | PatchOperation::Test(_));
         call.meter.charge(10 + size)?;
         call.meter.charge_memory(if copies { size.saturating_mul(MEMORY) } else { 0 })?;

@@ -159,7 +159,7 @@ const fn parameters_in(signature: &str) -> (usize, bool) {
                 count = if matches!(tail, [b')', ..]) { 0 } else { 1 };
             }
             b',' => count += 1,
-            // Three dots mean that any number of further arguments is allowed.
+            // Three dots mean that further arguments are allowed, up to `MANY` in total.
             b'.' if within => return (count - 1, true),
             _ => {}
         }
@@ -264,7 +264,7 @@ impl<'a, 'v> Call<'a, 'v> {
         text.finish(self.meter)
     }
 
-    /// Copies a short string, such as a formatted number.
+    /// Copies a string into a value.
     fn short_text(&mut self, text: &str) -> Evaluated<'v> {
         Value::owned(text, self.meter)
     }

@@ -151,7 +151,7 @@ fn double<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
     }))
 }
 
-/// Converts a value to a string. `None` if values of this type cannot be converted.
+/// Converts a value to a string. `None` if the value is a list, a map or an optional, or bytes that are not UTF-8.
 pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Duration(nanoseconds) => duration_text(*nanoseconds),

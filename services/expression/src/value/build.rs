@@ -139,7 +139,8 @@ impl TextBuilder {
     /// Creates an empty string with memory for this number of bytes.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the memory.
+    /// Fails if the meter's budget is too small for the memory, or if the number exceeds
+    /// [`MAXIMUM_RESULT`](crate::MAXIMUM_RESULT).
     pub(crate) fn with_capacity(bytes: usize, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes)?;
         Ok(Self { text: String::with_capacity(bytes), granted: bytes })
@@ -148,7 +149,8 @@ impl TextBuilder {
     /// Appends a string.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the memory.
+    /// Fails if the meter's budget is too small for the memory, or if the result would be longer than
+    /// [`MAXIMUM_RESULT`](crate::MAXIMUM_RESULT).
     pub(crate) fn push(&mut self, text: &str, meter: &mut Meter) -> Result<(), EvaluationError> {
         let length = self.text.len() + text.len();
         if length > self.granted {
@@ -190,7 +192,8 @@ impl<'v> Value<'v> {
     /// Creates a computed string by copying.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the copy.
+    /// Fails if the meter's budget is too small for the copy, or if the string is longer than
+    /// [`MAXIMUM_RESULT`](crate::MAXIMUM_RESULT).
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         Ok(Self::String(Text::owned(text, meter)?))
     }
@@ -198,7 +201,8 @@ impl<'v> Value<'v> {
     /// Creates computed bytes by copying.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the copy.
+    /// Fails if the meter's budget is too small for the copy, or if there are more than
+    /// [`MAXIMUM_RESULT`](crate::MAXIMUM_RESULT) bytes.
     pub fn bytes(bytes: &[u8], meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(bytes.len())?;
         Ok(Self::Bytes(SharedBytes(Arc::from(bytes))))
@@ -266,7 +270,8 @@ impl Text<'_> {
     /// Creates a computed string by copying.
     ///
     /// # Errors
-    /// Fails if the meter's budget is too small for the copy.
+    /// Fails if the meter's budget is too small for the copy, or if the string is longer than
+    /// [`MAXIMUM_RESULT`](crate::MAXIMUM_RESULT).
     pub fn owned(text: &str, meter: &mut Meter) -> Result<Self, EvaluationError> {
         meter.charge_text(text.len())?;
         Ok(Self::Shared(SharedText(text.into())))

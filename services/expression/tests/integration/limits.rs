@@ -38,7 +38,7 @@ fn rejects_sources_that_could_exhaust_stack() {
         let short: String = chain.chars().take(20).collect();
         let error = compile_on_small_stack(chain.clone()).unwrap_err();
         assert!(error.message.contains("1024 are allowed"), "{short}: {error:?}");
-        // This source has the maximum length, so it must be rejected because of a different limit.
+        // This source has the maximum length, so it must be rejected for a different reason.
         let cut: String = chain.chars().take(MAXIMUM_SOURCE).collect();
         let error = compile_on_small_stack(cut).unwrap_err();
         assert!(error.range.end <= MAXIMUM_SOURCE, "{short}: {error:?}");
@@ -280,7 +280,7 @@ fn arithmetic_overflow_is_an_error() {
         "quantity('1e99')",
         "quantity('1e2147483647')",
         "quantity('9E') * 1000",
-        // The product is the smallest 128-bit integer. Its absolute value does not fit into 128 bits.
+        // The product is the smallest signed 128-bit integer. Its absolute value is not a signed 128-bit integer.
         "quantity('18446744073709551616n') * min",
         "quantity('9E') + quantity('9E')",
         "quantity('1') / 0",
@@ -301,8 +301,8 @@ fn arithmetic_overflow_is_an_error() {
     ] {
         environment.error(source);
     }
-    // The whole parts of the first two quantities are the largest that fit into 128 bits. With their fractions, the
-    // quantities do not fit.
+    // The whole parts of the first two quantities, in billionths, are the largest that fit into a signed 128-bit
+    // integer. With their fractions, the quantities do not fit.
     for large in ["'170141183460.9E'", "'147573952589.9Ei'", "'9.3E'", "'999999999999999999999999999999E'", "9.3e18"] {
         let capped = format!("quantity({large}).compareTo(quantity('9223372036854775807')) == 0");
         assert_eq!(environment.value(&capped), true, "{large}");

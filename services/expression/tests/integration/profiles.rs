@@ -104,7 +104,7 @@ fn eks_web_identity() {
         r"C:\var\run\secrets\eks.amazonaws.com\serviceaccount\token"
     );
     assert_eq!(environment.value("!hasMount(container, 'aws-iam-token')"), true);
-    // This service account has no role annotation.
+    // No entry of `params.identities` matches the service account `other`, and `params.role` is empty.
     let other = environment.with("object", json!({"spec": {"serviceAccountName": "other"}}));
     assert_eq!(other.value("variables.role != ''"), false);
     assert_eq!(other.value("variables.windows"), false);

@@ -47,8 +47,8 @@ impl<'a> Document<'a> {
         added
     }
 
-    /// Moves an item of a list before the item `before`, or to the end if that is `None`. Returns the new slot of the
-    /// item. An item that existed initially is removed and added again.
+    /// Moves an item of a list before the item `before`, or to the end if that is `None`. Removes the item, adds it
+    /// again, and returns its new slot. Does nothing if `before` is the item itself.
     pub fn move_item(&mut self, list: SlotId, item: SlotId, before: Option<SlotId>) -> SlotId {
         if before == Some(item) {
             return item;

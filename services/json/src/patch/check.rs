@@ -180,7 +180,8 @@ impl Operation<'_> {
         self.path.get(..self.slash).unwrap_or_default()
     }
 
-    /// Applies the operation. Returns false if its path does not exist.
+    /// Applies the operation. Returns false if its path does not exist, or if an earlier operation changed the value
+    /// there.
     fn apply<'a>(&'a self, document: &mut Document<'a>, parent: SlotId, keys: &'a str) -> Result<bool, Malformed> {
         let last = self.path.get(self.slash + 1..).unwrap_or_default();
         document.open(parent)?;

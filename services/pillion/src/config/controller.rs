@@ -1,8 +1,8 @@
 //! The controller's policy file: leader election, certificates, webhook configurations, limits of profiles, rollouts to
-//! running pods, reports of the audit, logs.
+//! running pods, reports of the audit, the safety net, guardrails, facts about the cluster, metrics and logs.
 //!
 //! [`super::settings`] reads the ranges and meanings of the keys from these types. The file is read once at start. A
-//! change takes effect when the controller restarts; another replica leads in the meantime.
+//! change takes effect when the controller restarts; another controller leads in the meantime.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -107,7 +107,7 @@ impl ConfigFile {
         Self { file, overrides, started, active, seen: None, targets, metrics: Metrics::default() }
     }
 
-    /// Polls the file until `stop`.
+    /// Polls the file until `stop` is cancelled.
     pub(crate) async fn follow(mut self, every: Duration, stop: CancellationToken) {
         let mut ticks = Ticks::new(every, stop);
         while ticks.next().await {

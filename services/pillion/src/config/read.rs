@@ -43,7 +43,7 @@ pub(crate) trait PolicyFile: Default + DeserializeOwned + Serialize {
     /// Applies the values of the flags to the policy.
     fn apply(&mut self, overrides: &Overrides);
 
-    /// Returns the errors that neither the types nor the ranges of the keys detect.
+    /// Returns the errors in single values that neither the types nor the ranges of the keys detect.
     fn invalid_values(&self) -> Vec<PolicyError>;
 
     /// Returns the constraints between keys that are violated.
@@ -72,7 +72,7 @@ impl PolicyError {
     }
 }
 
-/// Returns an error if the first value exceeds the second. Each argument is a key with its value.
+/// Returns an error if the first value exceeds the second. The first two arguments are keys with their values.
 pub(super) fn at_most<T: PartialOrd + Display>(
     (path, value): (&'static str, T),
     (other, most): (&'static str, T),
@@ -85,7 +85,8 @@ pub(super) fn at_most<T: PartialOrd + Display>(
     })
 }
 
-/// Returns the error in the opt-in labels, if any: an invalid label, or one with the failure mode `held`.
+/// Returns the error in the opt-in labels, if any: an invalid label, or a label other than `pillion.dev/injection=held`
+/// with the failure mode `held`.
 pub(super) fn opt_in_error(path: &'static str, labels: &Result<OptIn, OptInError>) -> Option<PolicyError> {
     match labels {
         Err(error) => Some(PolicyError::new(path, error.to_string())),
@@ -122,7 +123,7 @@ impl ConfigArg {
     /// Returns the policy, or the defaults if there is no file.
     ///
     /// # Errors
-    /// All problems in the file.
+    /// The problems found in the file and in the flags.
     pub(crate) fn load<P: PolicyFile>(&self, overrides: &Overrides) -> Result<P, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),
@@ -183,8 +184,9 @@ fn with_flags<P: PolicyFile>(
     if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
-/// Returns the only document of a file, with a valid header. An empty file is an error, and not a file with only
-/// defaults: the file may have been truncated, or may not be completely written yet.
+/// Returns the only document of a file, a map with the fields of the header. The values of these fields are checked
+/// later. An empty file is an error, and not a file with only defaults: the file may have been truncated, or may not be
+/// completely written yet.
 fn document(source: &Arc<Source>, kind: &str) -> Result<yaml::Node, Problem> {
     let expected_header = [("apiVersion", API_VERSION), ("kind", kind)];
     let mut documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
@@ -222,7 +224,7 @@ fn mistakes<P: PolicyFile>(policy: &P) -> Vec<PolicyError> {
 }
 
 impl Overrides {
-    /// Returns the flag that sets this key; `None` if the flag was not given.
+    /// Returns the flag that sets this key. `None` if no flag sets it, or if the flag was not given.
     fn flag(&self, path: &str) -> Option<&'static str> {
         let Self { log_level, trace_ratio, drain_minimum, drain_deadline } = self;
         match path {

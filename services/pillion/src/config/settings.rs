@@ -109,7 +109,7 @@ fn add(settings: &mut Vec<Setting>, path: String, schema: &Value, is_reloaded: b
 }
 
 impl Setting {
-    /// Returns the value in a policy's tree.
+    /// Returns the value of this key in a policy's tree; null if the tree does not contain the key.
     pub(crate) fn value<'p>(&self, policy: &'p Value) -> &'p Value {
         self.path.split('.').fold(policy, |value, key| value.get(key).unwrap_or(&Value::Null))
     }
@@ -134,7 +134,7 @@ impl Setting {
         }
     }
 
-    /// Formats the expected values.
+    /// Formats the expected values. Returns an empty string if the key does not describe them.
     fn range(&self) -> String {
         let or_null = if self.is_optional { ", or null" } else { "" };
         match (&self.range, &self.expected) {

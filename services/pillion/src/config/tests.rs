@@ -25,7 +25,8 @@ fn missing_keys_have_defaults() {
     assert_eq!(policy.decision_policy().unwrap().cluster.unwrap().root().raw(), r#"{"region":"eu-west-1"}"#);
     let requests = policy.request_settings();
     assert_eq!((requests.body_limit, requests.body_timeout), (3 << 20, Duration::from_millis(2500)));
-    // The timeout of a lookup must follow the changed `lookupTimeout`; otherwise a longer one would have no effect.
+    // The timeout of a lookup must follow the changed `lookupTimeout`; otherwise a longer `lookupTimeout` would have no
+    // effect.
     assert_eq!((requests.lookup_timeout.as_millis(), policy.lookup_settings().answer_limit.as_millis()), (1200, 1000));
     assert_eq!(policy.server_settings().max_age, None);
     assert_eq!(policy.logs.level, "debug");
@@ -153,7 +154,8 @@ fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// Returns the example policies of this kind in the documentation, each with the name of its page.
+/// Returns the example policies of this kind in the documentation, each with the name of its page. Examples that begin
+/// with `# wrong` are omitted.
 fn examples(kind: &str) -> Vec<(String, String)> {
     let mut pages: Vec<_> = std::fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));

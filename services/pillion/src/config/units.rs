@@ -19,7 +19,7 @@ pub(super) const SIZE: &str = "size";
 /// [`Duration`] in any unit.
 const MAX_DIGITS: usize = 15;
 
-/// The suffixes of sizes, each with its number of bytes. Sizes are formatted only with the powers of 1024.
+/// The suffixes of sizes, each with its number of bytes. Only the powers of 1024 are used to format sizes.
 const SIZE_UNITS: [(&str, usize); 8] = [
     ("Ti", 1 << 40),
     ("Gi", 1 << 30),

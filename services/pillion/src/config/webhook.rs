@@ -65,7 +65,7 @@ pub(crate) struct Namespaces {
     pub(crate) opt_in: Vec<String>,
 }
 
-/// Limits of one request.
+/// Limits of requests and their bodies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Requests {
@@ -186,7 +186,7 @@ pub(crate) struct Connections {
     pub(crate) drain_deadline: Time,
 }
 
-/// How long results of lookups are cached.
+/// Limits of lookups and of their cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Lookups {
@@ -335,7 +335,7 @@ impl WebhookPolicy {
         settings
     }
 
-    /// Returns the timeout of lookups, and how long their results are cached.
+    /// Returns the limits of lookups and of their cache.
     pub(crate) fn lookup_settings(&self) -> LookupSettings {
         let Lookups { fresh_for, stale_for, memory, max_per_address: a_second_per_client } = self.lookups;
         let memory = u64::try_from(memory.0).unwrap_or(u64::MAX);

@@ -1,7 +1,8 @@
 //! `pillion convert`: converts the configuration of other injectors to profiles.
 //!
-//! * [`from`]: the conversions, which do not access files. This module reads files into documents, and reports errors
-//!   with their positions.
+//! * [`from`]: the conversions. They do not access files.
+//!
+//! The commands read files into documents, and report errors with their positions.
 
 pub(crate) mod from;
 
@@ -164,7 +165,7 @@ impl Documents {
     /// Reads all files at these paths.
     ///
     /// # Errors
-    /// A file is unreadable or is not YAML, or a path contains nothing to convert.
+    /// All problems. For example, a file is unreadable, too large or not YAML, or a path contains nothing to convert.
     fn read(paths: &[PathBuf], wanted: Wanted) -> Result<Self, Vec<Problem>> {
         let mut read = Self { wanted, all: Vec::new(), places: Vec::new(), problems: Vec::new() };
         for path in paths {
@@ -272,7 +273,7 @@ impl Documents {
                 self.problems.push(problem.of_field(format!("data.{}", entry.key)));
                 continue;
             };
-            // The keys get paths in a directory next to the file, so that they can reference each other.
+            // The keys get paths in a folder below the path of the file, so that they can reference each other.
             let file = format!("{}/{name}/{}", source.name, entry.key);
             let inner = Arc::new(Source::new(file.clone(), text.clone()));
             match yaml::documents(&inner.text) {

@@ -69,7 +69,7 @@ enum CostForm {
     Prometheus,
 }
 
-/// Prints what injection adds, most expensive first.
+/// Prints what injection adds. All formats except the metrics begin with the most expensive row.
 pub(crate) fn run(args: CostArgs) -> anyhow::Result<Exit> {
     let CostArgs { namespaces, selector, files, by, prices, output, api_server } = args;
     let prices = match prices.as_deref().map(Prices::read).transpose() {

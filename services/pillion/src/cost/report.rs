@@ -59,7 +59,7 @@ pub(super) struct Report {
     total: Sums,
 }
 
-/// The sums of some containers.
+/// The sums of a group of containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     /// The number of pods with at least one of the containers.
@@ -209,7 +209,8 @@ impl Report {
         text
     }
 
-    /// Writes a metric with the series of each row. `series` returns further labels and the value of each of them.
+    /// Writes a metric with the series of each row. `series` returns the additional labels and the value of each series
+    /// of a row.
     fn write_metric<'l>(
         &self,
         text: &mut String,
@@ -322,7 +323,8 @@ mod tests {
         Prices::read(&file).unwrap()
     }
 
-    /// Returns the report of two pods in `shop` and one in `till`.
+    /// Returns the report of two injected pods in `shop` and one in `till`. A second pod in `till` has no added
+    /// container.
     fn report(by: &[Dimension], prices: Option<Prices>) -> Report {
         let mut report = Report::new(by.to_vec(), prices);
         for _ in 0..2 {

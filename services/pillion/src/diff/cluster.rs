@@ -32,7 +32,7 @@ use crate::load::{self, LoadError, Written};
 use crate::output::Progress;
 use crate::workload::{Owners, Workload, controller};
 
-/// The inputs of a decision, except the pod.
+/// The inputs of the decisions that are the same for all pods.
 struct DiffInputs {
     before: Snapshot,
     after: Snapshot,

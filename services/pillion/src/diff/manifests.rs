@@ -1,5 +1,5 @@
-//! Compares the pods of manifests, in two states of the manifests, of the profiles, or of both. Workloads are matched by
-//! kind, namespace and name.
+//! Compares the pods of manifests, in two states of the manifests, of the profiles, or of both. Workloads are matched
+//! by kind, namespace and name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -29,8 +29,8 @@ struct Manifest {
     pods: Vec<(Place, Option<Position>)>,
 }
 
-/// Identifies a workload: `Deployment shop/web`, and its number among the workloads of this name, from 0. Only
-/// workloads with a generated name have equal names.
+/// Identifies a workload: `Deployment shop/web`, and its number among the workloads of this name, from 0. Names are
+/// equal if they are generated, or if the manifests contain a workload twice.
 type Key = (String, usize);
 
 /// Compares each pod of the manifests.
@@ -113,8 +113,8 @@ fn read(paths: &[PathBuf]) -> Result<Vec<Manifest>, LoadError> {
     if problems.is_empty() { Ok(manifests) } else { Err(LoadError::Problems(problems)) }
 }
 
-/// Adds a file, or the YAML and JSON files in a folder and its subfolders, sorted. Hidden files and folders are skipped,
-/// and linked folders are not followed.
+/// Adds a file, or the YAML and JSON files in a folder and its subfolders, sorted. Hidden files and folders and linked
+/// subfolders are skipped. Returns a problem if a folder cannot be read, or contains one of the [`UNRENDERED`] files.
 fn collect_files(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Problem> {
     let unreadable = |error: io::Error| Problem::whole(path.display().to_string(), format!("cannot be read: {error}"));
     if !path.is_dir() {

@@ -57,7 +57,7 @@ fn code(text: &str) -> String {
     format!("`{cell}`")
 }
 
-/// Escapes the characters of a string that have a meaning in HTML or Markdown.
+/// Escapes all characters of a string that may have a meaning in HTML or Markdown.
 fn html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -6,8 +6,8 @@
 //! * [`markdown`]: prints the result for comments in pull requests.
 //! * [`sarif`]: prints the result for code scanning.
 //!
-//! Both comparisons render pods with the same engine, so changes by the API server or by other webhooks do not appear as
-//! differences.
+//! Both comparisons render the old and the new state of a pod with the same engine, so changes by the API server or by
+//! other webhooks do not appear as differences.
 
 pub(crate) mod cluster;
 mod manifests;
@@ -174,7 +174,8 @@ impl Change {
 struct Rendered {
     /// The pod, without the record and server-side metadata. `None` if it is rejected.
     pod: Option<Value>,
-    /// The human-readable result for each considered profile.
+    /// The human-readable result for each considered profile. If the pod is rejected and no profile was considered, the
+    /// key `(all)` has the reason.
     profiles: BTreeMap<String, String>,
 }
 

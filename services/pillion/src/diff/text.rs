@@ -42,7 +42,7 @@ fn pod(state: Option<&Rendered>) -> Option<&Value> {
     state?.pod.as_ref()
 }
 
-/// Returns a line for each profile whose result differs.
+/// Returns a line for each profile whose result differs; none if the workload is only in the old state.
 pub(super) fn profiles(one: &Compared) -> Vec<String> {
     let (before, after) = match (&one.before, &one.after) {
         (_, None) => return Vec::new(),

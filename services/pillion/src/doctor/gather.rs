@@ -92,7 +92,8 @@ const PERMISSIONS: [Permission; 19] = [
     Permission { in_release_namespace: true, ..permission("controller", "list", "discovery.k8s.io", "endpointslices") },
 ];
 
-/// Gathers all facts. A fact that cannot be read is listed in `unread`, and the others are still gathered.
+/// Gathers all facts. If a fact cannot be read, the others are still gathered, and `unread` lists it. The exceptions
+/// are `deployment`, `missing_accounts`, `images` and `unrequested`, which `unread` never lists.
 pub(crate) async fn gather(client: &Client, release: &Release) -> Facts {
     let home = release.namespace();
     let Installation { configurations, opt_in, listing, snapshot, slices, switch, mut unread, .. } =
@@ -371,9 +372,10 @@ pub(crate) struct Facts {
 /// The result of creating pods with a dry run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DryRun {
-    /// No pod was created, for this reason.
+    /// The dry run has no result, for this reason.
     NotTried(String),
-    /// The numbers of created and of unchanged pods, and the API server's messages for rejected pods.
+    /// The numbers of attempts and of pods without all parts of the profile, and the API server's messages for attempts
+    /// in which the call of the webhook failed.
     Tried { namespace: String, profile: String, tries: usize, untouched: usize, refused: Vec<String> },
 }
 

@@ -1,7 +1,7 @@
 //! Finds added containers without requests or limits that a quota or an autoscaler of their namespace needs.
 //!
-//! A quota makes the API server reject pods, so there may be no pod to look at. Therefore, the containers that a generic
-//! pod of the namespace would get are also checked.
+//! A quota makes the API server reject pods, so there may be no pod to look at. Therefore, the containers that a
+//! generic pod of the namespace would get are also checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -113,7 +113,8 @@ impl Requirement {
             .collect()
     }
 
-    /// Returns the missing field, if the container does not meet the requirement. `workload` is the workload of its pod.
+    /// Returns the missing field, if the container does not meet the requirement. `workload` is the workload of its
+    /// pod.
     fn missing(&self, container: &AddedContainer, workload: Option<&(String, String)>) -> Option<&'static str> {
         let of = |resource: Resource| -> &AddedResource {
             match resource {
@@ -146,8 +147,8 @@ impl Requirement {
     }
 }
 
-/// Reads quotas and autoscalers of opted-in namespaces, and returns the added containers that do not meet their
-/// requirements. Quotas and autoscalers that cannot be listed are not checked.
+/// Returns the added containers in opted-in namespaces that do not meet the requirements of a quota or an autoscaler.
+/// Quotas and autoscalers that cannot be listed are not checked.
 pub(super) async fn unrequested(client: &Client, snapshot: &Snapshot) -> BTreeSet<Unrequested> {
     let all = ListParams::default();
     let quotas = lists::all(&Api::<ResourceQuota>::all(client.clone()), &all).await.unwrap_or_default();
@@ -195,7 +196,7 @@ fn generic_containers(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace
         .unwrap_or_default()
 }
 
-/// Returns the injected pod. `None` if no profile matches it.
+/// Returns the injected pod. `None` if the engine does not change it.
 fn injected(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace>, mut pod: Value) -> Option<Value> {
     let decided = trial::decide(&pod, name, namespace, snapshot)?;
     let patch: json_patch::Patch = serde_json::from_slice(&decided.patch?).ok()?;
@@ -276,7 +277,8 @@ mod tests {
         Requirement::of_autoscaler(&serde_json::from_value(json!({"metadata": {"name": "h"}, "spec": spec})).unwrap())
     }
 
-    /// Returns the unmet requirements of a pod of the Deployment `web`, as container and field.
+    /// Returns the unmet requirements of a generic pod, each as the container, the field, and the name of the quota or
+    /// autoscaler. `workload` is the name of the pod's Deployment.
     fn of(requirements: &[Requirement], workload: Option<&str>) -> Vec<String> {
         let namespace = Arc::new(Namespace::opted_in(FailureMode::Enabled));
         let added = generic_containers(&snapshot(), "shop", &namespace);

@@ -78,7 +78,7 @@ pub(crate) struct WebhookOutages {
     pub(crate) registered: Option<i64>,
     /// The number of ready endpoints.
     pub(crate) ready: Option<usize>,
-    /// When the set of ready endpoints last changed.
+    /// When the endpoint slices of the webhook's Service last changed.
     pub(crate) endpoints_changed: Option<i64>,
     /// When injection was switched off.
     pub(crate) off_since: Option<i64>,
@@ -130,7 +130,7 @@ impl ExplainedObject {
         OwnedTape::parse(self.found.as_ref()?.to_string()).ok()
     }
 
-    /// Whether the stored pod has an injection record that Pillion wrote.
+    /// Whether the stored pod has an injection record that Pillion wrote, with at least one profile.
     pub(crate) fn is_injected(&self) -> bool {
         let injected = self.stored_tape().map(|pod| pillion_engine::audit::read(pod.root()).injected);
         matches!(injected, Some(Injected::Profiles(profiles)) if !profiles.is_empty())

@@ -1,5 +1,5 @@
-//! Gathers facts from a cluster with only `get` and `list` requests. If a permission is missing, the explanation
-//! reports it and covers the rest.
+//! Gathers facts from a cluster, with only `get` and `list` requests, or from files. If a permission is missing for
+//! facts about the installation or the namespace, the explanation reports it and covers the rest.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +36,8 @@ use crate::installation::{Installation, endpoints, own_configuration};
 use crate::load::{self, LoadError, Problem, Source, yaml};
 use crate::workload::MAX_OWNERS;
 
-/// The maximum number of pods of a workload or a namespace that are checked.
+/// The maximum number of pods of a workload or a namespace that are checked. Also the maximum number of jobs of a
+/// namespace among which those of a CronJob are searched.
 const MAX_PODS_OF_WORKLOAD: u32 = 500;
 /// The maximum number of jobs of a CronJob that are checked.
 const MAX_JOBS: usize = 20;
@@ -322,7 +323,7 @@ impl Cluster {
     }
 }
 
-/// Returns the number of ready endpoints, and when the set of endpoints last changed, in seconds since 1970.
+/// Returns the number of ready endpoints, and when the slices last changed, in seconds since 1970.
 fn endpoint_changes(slices: Option<&[EndpointSlice]>) -> (Option<usize>, Option<i64>) {
     let Some(slices) = slices else { return (None, None) };
     let ready = endpoints(slices).iter().filter(|(_, ready)| *ready).count();
@@ -435,7 +436,8 @@ pub(crate) fn expand_lists(documents: impl IntoIterator<Item = Value>) -> Vec<Va
 /// Gathers the facts from files.
 ///
 /// # Errors
-/// A file cannot be read, or a profile has problems.
+/// A file cannot be read or does not contain the namespace, a profile has problems, or the policy has too many or too
+/// deeply nested cluster facts.
 pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> Result<ExplainFacts, LoadError> {
     let loaded = load::profiles_in(inputs.profiles, inputs.namespace);
     if !loaded.problems.is_empty() {
@@ -456,7 +458,7 @@ pub(crate) fn offline_facts(inputs: &OfflineInputs<'_>) -> Result<ExplainFacts, 
 /// configuration of a release with default settings.
 ///
 /// # Errors
-/// The policy's cluster facts nest too deeply.
+/// The policy has too many cluster facts, or they nest too deeply.
 pub(crate) fn around(
     profiles: impl IntoIterator<Item = Arc<CompiledProfile>>,
     mut metadata: ObjectMeta,
@@ -529,7 +531,7 @@ fn namespace(inputs: &OfflineInputs<'_>) -> anyhow::Result<ObjectMeta> {
     Ok(metadata)
 }
 
-/// Returns the namespace of a file's pods and workloads.
+/// Returns the namespace of a file's pods and workloads: `asked`, or else the one that they have, or else `default`.
 ///
 /// # Errors
 /// The objects have different namespaces, or one has a namespace other than `asked`.

@@ -55,9 +55,9 @@ pub(crate) enum Verdict {
     WouldBeRejected,
     /// The pod has terminated, or is being deleted: no action is needed.
     Ended,
-    /// The namespace is opted in.
+    /// For a namespace: the API server calls the webhook for its pods, or may call it.
     OptedIn,
-    /// The namespace is not opted in.
+    /// For a namespace: the API server does not call the webhook for its pods.
     NotOptedIn,
 }
 
@@ -164,7 +164,8 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     }
 }
 
-/// Runs the engine on the object, as on the path that the API server would call.
+/// Runs the engine on the object, with the endpoint that the API server calls, or with [`Endpoint::Any`] if it calls
+/// none.
 fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.failure_mode).map_or(Endpoint::Any, Endpoint::FailureMode);
@@ -421,7 +422,8 @@ impl Judging<'_> {
         })
     }
 
-    /// Reports profiles that concern this pod, and whose stored version is not active.
+    /// Reports profiles whose stored version is not active. If the object is not a namespace, reports only those that
+    /// concern the pod.
     fn readiness(&mut self) {
         let facts = self.facts;
         let is_here = |stored: &&cluster_listing::Stored| {
@@ -493,7 +495,7 @@ impl Judging<'_> {
     }
 }
 
-/// The minimum similarity at which a label is considered a misspelt opt-in label.
+/// A label whose similarity to the opt-in label exceeds this value is considered a misspelt opt-in label.
 const MIN_SIMILARITY: f64 = 0.93;
 /// Label values that mean "not opted in".
 pub(crate) const NO: [&str; 6] = ["disabled", "false", "off", "no", "none", "never"];
@@ -633,8 +635,8 @@ impl Judging<'_> {
     }
 }
 
-/// Returns a label that resembles an opt-in label, unless profiles use it for requests. `None` if there is an opt-in
-/// label.
+/// Returns a label that resembles `pillion.dev/injection`, unless profiles use it for requests. `None` if no label
+/// resembles it, or if there is an opt-in label.
 pub(crate) fn misspelt<'l>(
     labels: &'l BTreeMap<String, String>,
     opt_in: &OptIn,

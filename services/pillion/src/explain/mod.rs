@@ -78,7 +78,7 @@ pub(crate) struct ExplainArgs {
 /// profiles are resolved from `known`.
 ///
 /// # Errors
-/// The policy's cluster facts nest too deeply.
+/// The policy has too many cluster facts, or they nest too deeply.
 pub(crate) fn of_objects(
     objects: &[Value],
     known: &[Value],

@@ -69,7 +69,8 @@ pub(super) fn asking(profile: &CompiledProfile) -> Option<String> {
     Some(format!("request it with {asked}"))
 }
 
-/// Returns the considered profiles in the order of application, then the others.
+/// Returns the considered profiles, of which the requested ones come first, then the other active profiles of the
+/// cluster and the namespace, and then the stored profiles that are not active.
 pub(crate) fn views(decision: &Decision, considered: &[Considered], facts: &ExplainFacts) -> Vec<ProfileView> {
     let mut views: Vec<_> = considered.iter().map(|one| view(decision, one)).collect();
     // Active profiles were not considered if the namespace is not opted in, or if there is no pod.
@@ -272,7 +273,7 @@ pub(crate) fn notice(
 
 /// Describes a label or annotation of a pod that looks like a request for a profile, but requests none.
 pub(super) fn near_request(pod: &Value, considered: &[Considered]) -> Option<String> {
-    /// The similarity of two keys that differ in one letter.
+    /// A key whose similarity to a request key exceeds this value differs from it in about one letter.
     const MIN_SIMILARITY: f64 = 0.97;
     let part = |part: &str| pod.pointer("/metadata").and_then(|metadata| metadata.get(part)?.as_object());
     if part("labels").is_some_and(|labels| labels.contains_key(PROFILES_ANNOTATION)) {
@@ -454,7 +455,8 @@ mod tests {
 
     use super::*;
 
-    /// Only a requested profile is reported if its namespace selector does not match.
+    /// A profile that needs a request, and whose namespace selector does not match, is reported only if it is
+    /// requested.
     #[test]
     fn empty_or_falsy_value_requests_no_profile() {
         const KEY: &str = "example.com/inject";

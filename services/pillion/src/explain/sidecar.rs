@@ -15,7 +15,7 @@ const MANY_RESTARTS: i64 = 3;
 const LONG_NOT_READY: i64 = 60;
 
 /// The time after which an init container that still runs is considered failing, in seconds. The application starts
-/// only after it.
+/// only after this container has completed.
 const LONG_INIT: i64 = 300;
 
 /// The waiting reasons that do not mean a failure.
@@ -92,7 +92,7 @@ impl FailingSidecar {
         format!("container {container}, which profile {profile} added, {failure}")
     }
 
-    /// Returns the remedy. `restart` is the command that recreates the pod.
+    /// Returns the remedy. `restart` describes how to recreate the pod.
     pub(crate) fn remedy(&self, namespace: &str, pod: &str, restart: &str) -> String {
         let Self { container, profile, failure, .. } = self;
         let logs = format!("kubectl -n {namespace} logs {pod} -c {container}");
@@ -141,8 +141,8 @@ pub(crate) fn failing(pod: &Value, now: i64) -> Vec<FailingSidecar> {
     failing
 }
 
-/// Returns why no node can run a stored pod, with the requests of the containers that Pillion added. `None` if the pod is
-/// scheduled, or if Pillion added no requests.
+/// Returns why no node can run a stored pod, with the requests of the containers that Pillion added. `None` if the
+/// scheduler has not reported the pod as unschedulable, or if Pillion added no requests.
 pub(crate) fn unscheduled(pod: &Value) -> Option<String> {
     let conditions = pod.pointer("/status/conditions")?.as_array()?;
     let unscheduled = |condition: &&Value| {

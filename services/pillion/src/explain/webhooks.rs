@@ -121,7 +121,8 @@ pub(crate) fn selects(selector: Option<&Text>, labels: &BTreeMap<String, String>
     failing(selector, &|key| labels.get(key).map(String::as_str)).is_none()
 }
 
-/// Returns the failure mode of an entry that calls the release's Service; `None` for other entries.
+/// Returns the failure mode of an entry that calls the release's Service. `None` for other entries, and for paths
+/// without a failure mode.
 fn failure_mode(entry: &MutatingWebhook, release: &Release) -> Option<FailureMode> {
     let service = entry.client_config.service.as_ref()?;
     let is_ours = service.namespace == release.namespace() && service.name == release.service();
@@ -140,7 +141,7 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
         return (CallOutcome::ObjectSelector, failing);
     }
     let conditions = entry.match_conditions.as_deref().unwrap_or_default();
-    // The user who created an existing pod is unknown, but the conditions that do not read the user can be evaluated.
+    // If the creating user is unknown, the conditions that do not read the user can still be evaluated.
     let (of_user, others): (Vec<_>, Vec<_>) =
         conditions.iter().partition(|one| about.is_user_guessed && one.expression.contains("userInfo"));
     let held = if others.is_empty() { (CallOutcome::Called, String::new()) } else { conditions_hold(&others, about) };

@@ -329,7 +329,7 @@ pub(super) fn additions(spec: &ProfileSpec) -> Result<Option<Additions>, NotExpo
 }
 
 /// Returns the rule for the template. It covers the target's resources and operations, except deletions and
-/// subresources. For pods, it covers only creations.
+/// subresources. If the resources include pods, it covers only creations.
 pub(super) fn mutation_rule(spec: &ProfileSpec) -> Value {
     let target = spec.target.clone().unwrap_or_else(Target::pods);
     let is_pods = target.group.is_empty() && target.resources.iter().any(|resource| resource == "pods");

@@ -54,8 +54,8 @@ pub(crate) struct InjectArgs {
     quiet: bool,
 }
 
-/// Injects into manifests, or answers a review. After an error or a rejection, prints nothing on standard output. So
-/// `pillion inject | kubectl apply -f -` never applies only some of the objects.
+/// Injects into manifests, or answers a review. After an error, or if a pod of the manifests is rejected, prints
+/// nothing on standard output. So `pillion inject | kubectl apply -f -` never applies only some of the objects.
 pub(crate) fn run(args: InjectArgs) -> anyhow::Result<Exit> {
     let InjectArgs { files, profiles, output, namespace, namespace_file, review, config, quiet } = args;
     let simulated =

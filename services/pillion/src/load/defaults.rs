@@ -93,7 +93,8 @@ impl Defaults {
         any
     }
 
-    /// Returns a problem for each default that matched nothing.
+    /// Returns a problem for each profile and each parameter that matched nothing. The parameters of an unknown profile
+    /// get no problems of their own.
     pub(super) fn unused(self) -> impl Iterator<Item = Problem> {
         self.profiles.into_iter().flat_map(|profile| {
             let parameters = if profile.unknown.is_some() { Vec::new() } else { profile.parameters };

@@ -103,7 +103,7 @@ pub(crate) fn profiles_of(
     loader.gathered.load(others)
 }
 
-/// Returns the valid cluster profiles of a source, so that other profiles can extend them.
+/// Returns the readable cluster profiles of a source, so that other profiles can extend them. They are not compiled.
 pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
     let documents = yaml::documents(&source.text).unwrap_or_default();
     let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
@@ -118,7 +118,7 @@ struct Loader<'n> {
     namespace: &'n str,
     /// Parameter defaults that are set outside the sources.
     defaults: Defaults,
-    /// The file in which each name was found first.
+    /// The file, line and column at which each name was found first.
     seen: HashMap<ProfileName, String>,
     gathered: CollectedProfiles,
 }
@@ -197,7 +197,8 @@ impl<'n> Loader<'n> {
         }
     }
 
-    /// Reads a profile. Objects of other kinds are ignored, such as a ConfigMap that a profile mounts, or a Namespace.
+    /// Reads a profile or a published revision. Objects of other API groups are ignored, such as a ConfigMap that a
+    /// profile mounts, or a Namespace.
     fn object(&mut self, source: &Arc<Source>, object: &Node) {
         let api_version = object.text("apiVersion").unwrap_or_default();
         let kind = object.text("kind").unwrap_or_default();

@@ -24,7 +24,7 @@ const LONGEST_MARK: usize = 200;
 pub(crate) struct Source {
     /// The path as the user wrote it, or `<stdin>`.
     pub(crate) name: String,
-    /// The content. Empty if the file could not be read.
+    /// The content. [`Problem::whole`] leaves it empty.
     pub(crate) text: String,
     /// The byte offset of each line.
     lines: Vec<usize>,
@@ -48,9 +48,9 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// The profile does not take effect.
+    /// The file or the object with the problem cannot be used.
     Error,
-    /// The profile takes effect, but perhaps not as intended.
+    /// The file or the object can be used, but perhaps has a different effect than intended.
     Warning,
 }
 

@@ -1,4 +1,5 @@
-//! Deserializes a YAML tree into a Rust type, and reports the position of each mismatch.
+//! Deserializes a YAML tree into a Rust type, and reports the position of the first mismatch. Also finds unknown fields
+//! and exceeded limits.
 
 use std::sync::{Arc, LazyLock};
 

@@ -122,7 +122,8 @@ impl Node {
         self.walk(path).place
     }
 
-    /// Returns the position of a field's name. If the field is missing, returns the same position as [`Node::place`].
+    /// Returns the position of a field's name. For a list element or a missing field, returns the same position as
+    /// [`Node::place`].
     pub(crate) fn place_of_name(&self, path: &str) -> Range<usize> {
         let Walk { place, key, rest, .. } = self.walk(path);
         key.filter(|_| rest.is_empty()).map_or(place, |entry| entry.key_span.clone())

@@ -2,8 +2,8 @@
 //!
 //! The output has the revisions themselves, and not the profiles. A revision contains everything that its profile
 //! extends, and its limits. So the profile compiles to the same revision without the cluster, even if a later spec of
-//! the profile is being rolled out or was rejected. The metadata has only names, so the output is the same for the same
-//! revisions.
+//! the profile is being rolled out or was rejected. The metadata has only names and namespaces, so the output is the
+//! same for the same revisions.
 
 use anyhow::bail;
 use clap::Args;
@@ -44,8 +44,8 @@ pub(super) struct ExportArgs {
     api_server: ApiServerArgs,
 }
 
-/// Prints the revisions, cluster profiles first, each kind sorted by name. A profile without the selected revision is
-/// left out, and is a finding.
+/// Prints the revisions: first those of cluster profiles by name, then the others by namespace and name. A profile
+/// without the selected revision is left out, and is a finding.
 pub(super) async fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { names, namespaces, revision, output, api_server } = args;
     let client = api_server.connect().await?;

@@ -62,7 +62,7 @@ pub(super) struct Upgrader {
 pub(super) enum Possibility {
     /// All pods can be upgraded in place.
     All,
-    /// At least one pod cannot be upgraded in place, for these reasons.
+    /// At least one pod cannot be upgraded in place, or the webhook's policy could not be read. Contains the reasons.
     No(Vec<String>),
 }
 

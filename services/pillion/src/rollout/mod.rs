@@ -119,7 +119,7 @@ impl StaleState {
     }
 }
 
-/// Runs the subcommand. Without one, lists or restarts stale workloads.
+/// Runs the subcommand. Without one, lists stale workloads, or restarts or upgrades them.
 pub(crate) fn run(mut args: RolloutArgs) -> anyhow::Result<Exit> {
     match args.command.take() {
         None => run_on_workloads(args),
@@ -131,7 +131,7 @@ pub(crate) fn run(mut args: RolloutArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Prints stale workloads and the results of restarts. Workloads that are still stale are findings.
+/// Prints stale workloads, and the results of restarts and upgrades. Workloads that are still stale are findings.
 fn run_on_workloads(args: RolloutArgs) -> anyhow::Result<Exit> {
     let (output, applies) = (args.output, args.apply);
     let lines = block_on(rollout(args))?;
@@ -280,7 +280,7 @@ struct Line {
     action: Action,
     /// Whether its pods can be upgraded in place.
     upgrade: Possibility,
-    /// The result; `None` if nothing was changed.
+    /// The result. `None` without `--apply`, and for skipped workloads.
     outcome: Option<WorkloadOutcome>,
 }
 
@@ -366,7 +366,8 @@ impl Line {
     }
 }
 
-/// Formats a table in the style of kubectl; empty if there are no lines. A wide table also shows the causes.
+/// Formats a table in the style of kubectl; empty if there are no lines. A wide table also shows the causes, and why
+/// pods cannot be upgraded in place.
 fn table(lines: &[Line], is_wide: bool) -> String {
     let row = |line: &Line| {
         let workload = &line.stale.workload;

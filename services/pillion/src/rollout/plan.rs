@@ -189,7 +189,7 @@ impl ProfileDifference {
     }
 }
 
-/// Groups findings by workload, in the order of namespaces and names.
+/// Groups findings by workload, in the order of namespaces, kinds and names.
 pub(super) async fn by_workload(
     client: &Client,
     findings: impl Iterator<Item = Finding>,

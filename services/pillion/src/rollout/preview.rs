@@ -40,7 +40,7 @@ pub(super) struct PreviewArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Row {
     namespace: String,
-    /// The pods that have the newest revisions.
+    /// The number of pods that have the newest revisions.
     stay: usize,
     /// The pods that can be changed in place.
     in_place: Vec<String>,

@@ -40,7 +40,7 @@ struct Considered {
     object: Value,
 }
 
-/// Plans the restart of a workload while no other restart is in progress.
+/// Plans the restart of a workload. Restarts of other workloads that are in progress are not considered.
 pub(super) async fn plan(client: &Client, workload: &Workload) -> anyhow::Result<Plan> {
     Ok(consider(client, workload, &[]).await?.plan)
 }

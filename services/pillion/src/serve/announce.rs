@@ -1,4 +1,4 @@
-//! Prints the services of `dev`, and shell commands to try them.
+//! Formats the announcement of `dev`: its services, and shell commands to try them.
 
 use std::ffi::OsStr;
 use std::fmt::Write;

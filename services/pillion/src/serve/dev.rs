@@ -38,10 +38,10 @@ use crate::telemetry::traces::TraceArgs;
 
 /// The default folder of profiles.
 const DEFAULT_FOLDER: &str = "profiles";
-/// The profile that is served by default if the folder contains it. Such a folder is a library, like `profiles` in this
-/// repository. Its other profiles are not served by default, because some of them apply to every pod.
+/// The profile that is served by default if [`DEFAULT_FOLDER`] contains it. Such a folder is a library, like `profiles`
+/// in this repository. Its other profiles are not served by default, because some of them apply to every pod.
 const SHOWN: &str = "nginx";
-/// The profile that is served if there are no profile files.
+/// The profile that is served without `--profile` if [`DEFAULT_FOLDER`] does not exist.
 const EMBEDDED: &str = include_str!("../../../../profiles/nginx/profile.yaml");
 /// How often to read the files.
 const POLL: Duration = Duration::from_secs(1);

@@ -61,10 +61,10 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Binds both ports. Call it after all other checks.
+    /// Sets up TLS, and binds both ports. Call it after all other checks.
     ///
     /// # Errors
-    /// A port cannot be bound.
+    /// TLS cannot be set up, or a port cannot be bound.
     pub(crate) async fn bind(parts: Parts) -> anyhow::Result<Self> {
         let Parts { listen, metrics_listen, certificate, snapshot, live_namespace, readiness, .. } = parts;
         let Parts { clients, lookups, policy, switch, mut registry, pages, limits, settings, requests, .. } = parts;

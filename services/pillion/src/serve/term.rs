@@ -1,6 +1,7 @@
 //! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks do not call one another. They pass results through `watch` channels, which keep only the last value.
+//! The tasks do not call one another. They pass results through `watch` channels, which keep only the last value, and
+//! questions to the audit through an `mpsc` channel.
 
 use std::future::Future;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! Sends the spans of a share of the requests, and of failed requests, to one collector with OTLP over gRPC.
+//! Sends the spans of a share of the requests, and of a limited number of failed requests, to one collector with OTLP
+//! over gRPC.
 
 use std::fs;
 use std::path::{Path, PathBuf};

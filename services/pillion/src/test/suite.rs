@@ -1,7 +1,7 @@
 //! Reads, validates and runs the profiles and test cases of a folder.
 //!
-//! Each YAML document of a file of test cases is one case. A document that is a profile is available to all cases of
-//! its file.
+//! Each YAML document of a file of test cases is one case, except profiles, which are available to all cases of their
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(super) struct Suite {
     /// The names of the folder's profiles.
     pub(super) profiles: Vec<String>,
     pub(super) cases: Vec<Outcome>,
-    /// Problems of the folder's profiles, and of files of test cases that cannot be read or parsed.
+    /// Problems of the folder's profiles, and of its files of test cases.
     pub(super) problems: Vec<Problem>,
     /// Warnings about the folder's profiles.
     pub(super) warnings: Vec<Problem>,
@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) line: usize,
     /// The verdict, or why the case cannot be run.
     pub(super) verdict: Result<Box<Verdict>, Unusable>,
-    /// The update that makes the case pass. `None` if there is none, or if it is not needed.
+    /// The update of the expected result. `None` if the result cannot be updated, or already matches.
     pub(super) update: Option<Update>,
 }
 
@@ -165,8 +165,8 @@ impl Suite {
     }
 }
 
-/// Returns the update that makes a case pass. `None` if the case has no `result` but other expectations, if the object
-/// is denied, if the case cannot be run, or if the result already matches.
+/// Returns the update that makes the expected result of a case equal the actual one. `None` if the case has no `result`
+/// but other expectations, if the object is denied, if the case cannot be run, or if the result already matches.
 fn update(case: &Case, document: &Node, profiles: &Profiles) -> Option<Update> {
     let key = document.entry("result").map(|entry| entry.key_span.start);
     if key.is_none() && case.expects_something() {

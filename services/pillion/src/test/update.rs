@@ -1,5 +1,5 @@
-//! `--update`: replaces the expected result of a test case with the actual one, if the expected result is a whole
-//! object or missing.
+//! `--update`: replaces the `result` of a test case with the actual one, or adds it to a test case without
+//! expectations.
 //!
 //! The file is edited as text, so comments and all other parts remain unchanged.
 

@@ -46,7 +46,7 @@ metadata: {name: settings, namespace: team-a}
 data: {mode: fast}
 ";
 
-/// The age at which a cached lookup is stale.
+/// A time after which each cached lookup is stale.
 const STALE_AFTER: Duration = Duration::from_secs(32);
 const KINDS: [&str; 3] = ["clusterinjectionprofiles", "injectionprofiles", "namespaces"];
 

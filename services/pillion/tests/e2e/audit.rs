@@ -1,6 +1,6 @@
-//! Tests the audit with the real API server. Each test pod was created while no webhook was called, or before its
-//! namespace opted in, or before its profile was edited or deleted. The audit must report each pod in time, with the
-//! cause.
+//! Tests the audit with the real API server. Some test pods were created while no webhook was called, or before their
+//! namespace opted in, or before their profile was edited or deleted. The audit must report exactly these pods in time,
+//! with the cause.
 
 #![allow(clippy::print_stdout, reason = "the test prints its durations")]
 

@@ -138,7 +138,7 @@ fn invalid_inputs_end_with_documented_results() {
         })
         .await?;
         for (name, pod, expected) in cases() {
-            // A dry run returns the same pod as a creation (B68).
+            // A dry run must have the same result as a creation (B68).
             for dry_run in [true, false] {
                 let created = create(&rig, &pod, dry_run).await;
                 match (&expected, created) {

@@ -315,7 +315,7 @@ fn pod_creators_may_edit_namespaced_profiles() {
         })
         .await?;
 
-        // The same users cannot publish an earlier revision, end a rollback, or steer a rollout.
+        // Users who may not create pods also cannot publish an earlier revision, end a rollback, or steer a rollout.
         let annotate = async |key: &str, value: Option<&str>| {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
             profiles.patch("own", &PatchParams { dry_run: true, ..PatchParams::default() }, &patch).await

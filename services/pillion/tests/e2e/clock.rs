@@ -174,7 +174,7 @@ impl Managed {
 
     /// Empties a CA bundle, and waits until the leader restores it. Returns the duration.
     async fn measure_bundle_repair(&self) -> Result<Duration> {
-        // Choose an entry that the load does not use, since its pods would fail while the bundle is empty.
+        // Choose an entry that the load does not use, since the load's pods would fail while the bundle is empty.
         let entries = self.configurations().get(RELEASE).await?.webhooks.context("entries")?;
         let of_load = ["enabled.pillion.dev", "required.pillion.dev"];
         let place =
@@ -223,7 +223,7 @@ fn clock_jump_changes_nothing_and_recovers() {
         // expired, neither is valid yet, or the CA has not been created yet.
         let jumps = [5 * DAY, 200 * DAY, 3 * 365 * DAY, -5 * HOUR, -300 * DAY];
         let all_jumps = jumps.into_iter().flat_map(|ahead| [(ahead, false), (ahead, true)]);
-        // Each jump takes about 15 seconds, so the daily run does every third.
+        // Each jump takes about 15 seconds, so a run does only every third unless `PILLION_THOROUGH` is set.
         let jumps: Vec<_> = all_jumps.step_by(if is_thorough() { 1 } else { 3 }).collect();
         for &(ahead, all) in &jumps {
             controllers.ahead_by(ahead)?;
@@ -287,7 +287,7 @@ fn rotation_survives_clock_jump_after_each_write() {
         let cases: Vec<_> = if is_thorough() {
             jumps.into_iter().flat_map(|ahead| Write::ALL.map(|write| (ahead, write))).collect()
         } else {
-            // The daily run combines each write with only one of the jumps.
+            // Unless `PILLION_THOROUGH` is set, each write is combined with only one of the jumps.
             jumps.into_iter().cycle().zip(Write::ALL).collect()
         };
         for (ahead, write) in cases {

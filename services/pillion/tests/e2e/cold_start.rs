@@ -107,8 +107,8 @@ async fn make_profiles(control_plane: &ControlPlane, count: usize) -> Result<()>
     stream::iter(0..count).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// Changes the order of one profile. Returns how long the replica took to publish the change, with a resolution of 25
-/// ms.
+/// Changes the order of one profile. Returns how long the replica took to publish the change. The result may be up to
+/// about 100 ms too long, because the metric is polled.
 async fn change_one(control_plane: &ControlPlane, replica: &Replica, order: i32) -> Result<Duration> {
     let api: Api<DynamicObject> =
         Api::all_with(control_plane.client(), &ApiResource::erase::<ClusterInjectionProfile>(&()));

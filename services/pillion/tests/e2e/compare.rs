@@ -40,8 +40,8 @@ const LATENCY_PODS: usize = 300;
 const ROUND: Duration = Duration::from_secs(5);
 /// How long profiles and policies may take to become active.
 const ACTIVE_WITHIN: Duration = Duration::from_mins(3);
-/// How long the processes may take until they are idle. They are idle if they use less than this processor time
-/// together in half a second.
+/// How long the processes may take until they are idle. They are idle if together they use less than [`IDLE_TIME`] of
+/// processor time in half a second.
 const SETTLES_WITHIN: Duration = Duration::from_mins(2);
 const IDLE_TIME: Duration = Duration::from_millis(60);
 const LIMIT: Duration = Duration::from_mins(50);
@@ -85,7 +85,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Creates the objects of a cell, and waits until each replica serves its profiles.
+    /// Creates the objects of a cell, and waits until each replica serves the cell's profiles.
     async fn create_objects(&mut self, cell: Cell) -> Result<()> {
         if cell.side == Side::Pillion {
             self.register().await?;
@@ -172,7 +172,8 @@ impl Comparison {
         Ok(self.rig.control_plane.api_server().context("the API server")?.pid())
     }
 
-    /// Waits until the API server and the replicas are idle, because changes of policies cause work.
+    /// Waits for at most [`SETTLES_WITHIN`] until the API server, etcd and the replicas are idle, because changes of
+    /// policies cause work.
     async fn settle(&mut self) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < SETTLES_WITHIN {
@@ -215,7 +216,8 @@ impl Comparison {
         Ok(())
     }
 
-    /// Sets up a cell, compares its pod with `written`, and measures it.
+    /// Sets up a cell and measures it. The pod of an author's cell is stored in `written`. The pods of other cells
+    /// without idle objects must be equal to it.
     async fn round(&mut self, cell: Cell, written: &mut Json, report: &mut Report) -> Result<()> {
         let pod = comparable(self.set_up(cell).await?)?;
         // The first cell of each group has the pod that its author has written.
@@ -274,13 +276,13 @@ fn batch(cell: Cell, is_stored: bool) -> Result<Batch> {
     })
 }
 
-/// Returns the number of containers that were added to the pod.
+/// Returns the number of additional containers in the pod.
 fn sidecars(pod: &Json) -> usize {
     crate::rig::names(pod).iter().filter(|name| name.starts_with("sidecar-")).count()
 }
 
-/// Removes the fields that differ between any two pods, and the injection record. Sorts the added containers and
-/// volumes, because the API server does not define the order of policies.
+/// Removes the fields that differ between any two pods, and the injection record. Sorts the containers and the volumes
+/// by name, because the API server does not define the order of policies.
 fn comparable(mut pod: Json) -> Result<Json> {
     let metadata = pod["metadata"].as_object_mut().context("metadata")?;
     metadata.retain(|key, _| ["labels", "annotations", "ownerReferences"].contains(&&**key));

@@ -39,8 +39,8 @@ fn pod() -> Json {
     })
 }
 
-/// Starts a control plane with one namespace for each example. In each namespace, only the policy of its example
-/// applies.
+/// Starts a control plane with one namespace for each example, and the namespace [`PLAIN`]. In the namespace of an
+/// example, only the policy of that example applies.
 async fn start() -> Result<ControlPlane> {
     let plane = ControlPlane::start().await?;
     let mut objects = Vec::new();
@@ -62,7 +62,7 @@ async fn start() -> Result<ControlPlane> {
     Ok(plane)
 }
 
-/// Returns the pod that the API server would store.
+/// Returns the spec of the pod that the API server would store.
 async fn created(plane: &ControlPlane, namespace: &str, pod: &Json) -> Result<Json> {
     let pods: Api<Pod> = Api::namespaced(plane.client(), namespace);
     let parameters = PostParams { dry_run: true, ..PostParams::default() };

@@ -412,8 +412,8 @@ fn disarmed_webhooks_stay_deleted_until_enabled() {
         eventually(SOON, "the configurations are deleted permanently", gone).await?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(text.contains("is deleted with the service account pillion-controller"), "{text}");
-        // The ConfigMap is deleted together with that service account, after the last controller has ended. So a later
-        // installation does not find this ConfigMap.
+        // The ConfigMap is deleted together with the controller's service account, after the last controller has ended.
+        // So a later installation does not find this ConfigMap.
         let maps = Api::<ConfigMap>::namespaced(kept.control_plane.client(), NAMESPACE);
         let owners = maps.get("pillion").await?.metadata.owner_references.unwrap_or_default();
         let owners: Vec<_> = owners.into_iter().map(|owner| (owner.kind, Some(owner.uid))).collect();

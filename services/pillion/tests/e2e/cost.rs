@@ -1,4 +1,4 @@
-//! Tests `pillion cost` on running pods of two profiles in two namespaces, and the warnings of `pillion doctor` about
+//! Tests `pillion cost` on the pods of two profiles in two namespaces, and the warnings of `pillion doctor` about
 //! missing requests.
 
 use std::fs;
@@ -32,7 +32,8 @@ fn plain_pod(name: &str) -> Json {
     pod
 }
 
-/// Starts a cluster with pods of both profiles in `team-a`, pods of one in `team-b`, and a pod without injection.
+/// Starts a cluster with a pod of both profiles in `team-a`, two pods of one profile in `team-b`, and a pod without
+/// injection.
 async fn start() -> Result<Rig> {
     let rig = Rig::start(1).await?;
     rig.control_plane.apply_yaml(SHIPPER).await?;
@@ -154,7 +155,7 @@ fn cost_of_missing_requests_is_reported_by_doctor() {
             Ok(())
         })
         .await?;
-        // New pods get the missing limit from a LimitRange, but the running ones lack it.
+        // New pods get the missing limit from a LimitRange, but the existing ones lack it.
         let range = "{apiVersion: v1, kind: LimitRange, metadata: {name: defaults, namespace: team-b}, \
                      spec: {limits: [{type: Container, default: {cpu: 1}}]}}";
         control_plane.apply_yaml(range).await?;

@@ -20,7 +20,8 @@ const REPLICAS: u8 = 3;
 const KILLS: u64 = 2;
 /// Number of pods that are created between two faults.
 const PODS_BETWEEN: u64 = 120;
-/// The delay between a batch of pods and a kill increases by this much from one kill to the next.
+/// The delay between a batch of pods and a kill increases by this much in each of six rounds, and then starts again at
+/// zero.
 const STEP: Duration = Duration::from_millis(3);
 /// How long the kubelet takes to notice that a container has terminated.
 const END_DETECTION: Duration = Duration::from_secs(1);
@@ -150,7 +151,7 @@ impl FaultEffect<'_> {
         self.lost.iter().filter(|created| created.failure_mode == failure_mode).count()
     }
 
-    /// Returns the number of requests that were in flight at the fault.
+    /// Returns the number of lost pods whose requests were in flight at the fault.
     fn in_flight_count(&self) -> usize {
         self.lost.iter().filter(|created| created.sent <= self.fault.effective).count()
     }

@@ -160,8 +160,9 @@ async fn change_configuration(managed: &Managed) -> Result<()> {
     .await
 }
 
-/// Runs every command of the runbooks. Retries each one until it succeeds, since some delete objects that the
-/// controllers recreate and that later commands read. Returns the number of commands.
+/// Runs every command of the runbooks that contains no placeholder, once. Retries a failed command until it succeeds,
+/// since some delete objects that the controllers recreate and that later commands read. Returns the number of
+/// commands.
 async fn run_runbooks(managed: &Managed) -> Result<usize> {
     let kubectl = tools::program("kubectl")?;
     let pillion = Path::new(env!("CARGO_BIN_EXE_pillion")).parent().context("a folder")?;

@@ -48,7 +48,7 @@ fn doctor_reports_only_real_problems() {
             Ok(())
         })
         .await?;
-        // The controller reports that this profile is not accepted.
+        // The controller reports that the profile `broken` is not accepted.
         control_plane.apply_yaml(BROKEN).await?;
         eventually(PATIENCE, "the profile is not ready", async || {
             let result = pillion(control_plane, &["doctor"]).await?;
@@ -59,7 +59,7 @@ fn doctor_reports_only_real_problems() {
         managed.rig.create("team-a", &requesting_pod("hopeful", "broken")).await?;
         expect_finding(&managed.rig, "team-a", "hopeful", "profile_not_ready").await?;
         control_plane.kubectl_ok(&["delete", "ciprof", "broken"]).await?;
-        // Add labels that resemble the opt-in label.
+        // Add a label that resembles the opt-in label, and an opt-in label with an unknown value.
         managed.rig.namespace("typo", None).await?;
         managed.rig.label_namespace("typo", "pillion.dev/injecion", "enabled").await?;
         managed.rig.namespace("wordy", Some("yes")).await?;

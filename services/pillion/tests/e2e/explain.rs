@@ -283,7 +283,7 @@ fn explain_names_author_namespace_and_profile_causes() {
     });
 }
 
-/// Tests the causes that are in profiles, or in the readiness of profiles.
+/// Tests further causes, most of which concern profiles.
 async fn check_profile_causes(rig: &Rig) -> Result<()> {
     let control_plane = &rig.control_plane;
     // The selectors for pods and for namespaces do not match.

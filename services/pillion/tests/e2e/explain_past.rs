@@ -45,7 +45,7 @@ fn explain_names_changes_since_creation() {
             .to_string()
         };
         rig.control_plane.apply_yaml(&map("disabled")).await?;
-        // `explain` also reports the other pod of the namespace, which has not changed.
+        // `explain` also reports the pod `eager`, whose cause has not changed.
         let others = ["created_before_profile"];
         let result = expect_finding_among(&rig, "team-a", "namespace/team-a", "switched_off", &others).await?;
         ensure!(

@@ -1,5 +1,5 @@
 //! Tests the functions that the export leaves unchanged in policies: they must return the same results on a real API
-//! server. The test evaluates every exportable example in the language reference.
+//! server. The test evaluates every exportable example in the language reference that the API server compiles.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,7 @@
-//! Follows the pages for new users literally: `docs/install.md` as an administrator, and `docs/tutorial.md` and
-//! `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads the files and commands from
-//! the pages, so it always tests their current content. No node runs pods here, so commands that need one are skipped.
+//! Follows the pages for new users literally: `docs/install.md` as an administrator, and the steps of tenants in
+//! `docs/tutorial.md` and `docs/tenancy.md` as a user who only has the role `edit` in a namespace. The test reads the
+//! files and commands from the pages, so it always tests their current content. No node runs pods here, so commands
+//! that need one are skipped.
 
 #![allow(clippy::print_stdout, reason = "the pages document their durations")]
 

@@ -44,7 +44,7 @@ impl Durations {
             for line in text.lines().filter(|line| line.starts_with(&format!("{DURATIONS}_bucket{{"))) {
                 let (_, bound) = line.split_once("le=\"").context("a bound")?;
                 let (bound, _) = bound.split_once('"').context("a bound")?;
-                // A sample may be followed by an exemplar.
+                // In a line of the metrics, an exemplar may follow the count.
                 let count = line.split_once("} ").and_then(|(_, rest)| rest.split_whitespace().next());
                 *counts.entry(bound.to_owned()).or_default() += count.context("a count")?.parse::<f64>()?;
             }

@@ -55,7 +55,7 @@ fn with_harmless_template(field: &str, value: &Json) -> Json {
     json!({field: value, "template": {"metadata": {"labels": {"a": "b"}}}})
 }
 
-/// Names of environment variables that the guardrail rejects with any value.
+/// Names of environment variables that the guardrail rejects with an ordinary value such as `hunter22`.
 const NAMES_OF_SECRETS: [&str; 14] = [
     "DB_PASS",
     "SMTP_PASS",
@@ -274,7 +274,7 @@ fn tenant_stores_profiles_without_secrets() {
             ensure!(stored.is_ok(), "{}: {stored:?}", spec.to_string().chars().take(300).collect::<String>());
         }
 
-        // An update may not add a secret to a stored profile. Other clients may change the profile's metadata.
+        // An update may not add a secret to a stored profile.
         let mut stored = tenant.create(&PostParams::default(), &profile(&with_value("A", "b"))?).await?;
         stored.data["spec"] = secrets[0].0.clone();
         let error =

@@ -26,8 +26,8 @@ async fn installed(values: &Json) -> Result<ControlPlane> {
     Ok(control_plane)
 }
 
-/// There are opt-in labels of several kinds. Each policy must have one binding per label, with the matching namespace
-/// selector.
+/// There are opt-in labels of several kinds. The policy `pillion-records` must have one binding for each label key that
+/// can require injection, with the matching namespace selector.
 #[test]
 fn required_labels_have_policy_bindings() {
     isolated(|| async {
@@ -118,7 +118,7 @@ fn only_the_controller_writes_revisions_and_status() {
         for written in writes(&controller, &forged).await {
             written.context("the controller")?;
         }
-        // Other controllers may change the metadata of a revision, except its labels.
+        // Other clients may change the metadata of a revision, except its labels.
         let stored: Api<ProfileRevision> = Api::namespaced(control_plane.client(), "team-a");
         stored.create(&PostParams::default(), &forged).await?;
         let revisions: Api<ProfileRevision> = Api::namespaced(tenant, "team-a");
@@ -247,7 +247,8 @@ spec:
   validationActions: [Deny]
 ";
 
-/// The label keys differ only in characters that names of objects cannot contain.
+/// The label keys differ, but become equal once their dots and slashes are replaced with hyphens for the names of
+/// bindings.
 #[test]
 fn similar_labels_have_separate_bindings() {
     isolated(|| async {

@@ -53,8 +53,8 @@ fn template(extra: &Json) -> Json {
     json!({"metadata": {"labels": {"app": "x"}, "annotations": {REQUEST_ANNOTATION: "yes"}}, "spec": spec})
 }
 
-/// Returns a workload of each kind that creates pods. The Job `once` fails permanently if one of its pods is counted as
-/// failed.
+/// Returns a Deployment, a StatefulSet, a DaemonSet and several Jobs. Each Job fails permanently if one of its pods is
+/// counted as failed.
 fn workloads() -> String {
     let selector = json!({"matchLabels": {"app": "x"}});
     let plain = template(&json!({}));
@@ -102,7 +102,8 @@ fn workloads() -> String {
     objects.map(|object| object.to_string()).join("\n---\n")
 }
 
-/// Number of replicas of each Deployment. The controller releases fewer pods than this in one batch.
+/// Number of replicas of each Deployment. The controller releases at most 20 pods per second, so a release takes
+/// several seconds.
 const WEB: usize = 60;
 
 /// The expected number of pods of each workload.

@@ -112,8 +112,9 @@ fn lead(client: &Client, writer: Client) -> Result<DropGuard> {
 }
 
 /// Writes the status of all pods like a kubelet: a changed image restarts its container. The tag of the sidecar's image
-/// determines the status. With `crashing`, the sidecar crashes. With `unready`, the pod is not ready. With `harmful`,
-/// the application restarts repeatedly. An image with `missing` cannot be pulled.
+/// determines the status. With `crashing`, the sidecar crashes. With `unready`, or with the value `bad` of the variable
+/// `VERSION`, the pod is not ready. With `harmful`, the application restarts repeatedly. An image with `missing` cannot
+/// be pulled.
 async fn kubelet(pods: Api<DynamicObject>, stop: CancellationToken) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -509,7 +510,7 @@ fn rollout_is_paused_and_undone() {
         annotate(&format!("=undo {} now", other.revision)).await?;
         shop.ends(&back.revision, UpgradePhase::SteppedBack).await?;
 
-        // A user edits a pod. It is not changed, and the others are upgraded.
+        // A user edits a pod. The rollout does not change that pod, and upgrades the others.
         let edited = json!({"spec": {"initContainers": [{"name": "shipper", "image": "local.test/shipper:own"}]}});
         pods.patch("web-4", &PatchParams::default(), &Patch::Strategic(edited)).await?;
         let plain = json!({"strategy": "InPlace", "maxUnavailable": 4});
@@ -538,8 +539,9 @@ fn rollout_is_paused_and_undone() {
     });
 }
 
-/// Returns a client that simulates the end of a leader: after this number of writes, no request gets a response. The
-/// last of these writes still reaches the API server. The returned token is cancelled at this point.
+/// Returns a client that simulates the end of a leader: after this number of successful writes, no request gets a
+/// response. Dry runs and Events are not counted. The last of these writes still reaches the API server. The returned
+/// token is cancelled at this point.
 fn dying_client(client: &Client, writes: usize) -> (Client, CancellationToken) {
     let left = Arc::new(AtomicUsize::new(writes));
     let dead = CancellationToken::new();

@@ -136,8 +136,8 @@ async fn injected_by_each(rig: &Rig) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// `managedFields` must not contain injected parts, since the protection of records depends on that. The test covers
-/// pods in reviews and stored pods.
+/// `managedFields` must not contain injected parts, since the protection of records depends on that. The test covers a
+/// stored pod, and the review of its copy.
 #[test]
 fn managed_fields_exclude_injected_parts() {
     isolated_with_crds(|| async {

@@ -49,8 +49,8 @@ fn k6_creates_and_checks_pods() {
         ensure!(kept.status == Some(0), "{kept:?}");
         ensure!(stored(cluster).await?.is_empty(), "the run has left {}", stored(cluster).await?);
 
-        // The namespace no longer opts in, so pods are created without a sidecar. No request fails, but the run must
-        // fail.
+        // One namespace no longer opts in, so its pods are created without a sidecar. No request fails, but the run
+        // must fail.
         cluster.kubectl_ok(&["label", "namespace", "load-test-1", "pillion.dev/injection-"]).await?;
         let missed = k6.run(&[]).await?;
         ensure!(missed.status == Some(THRESHOLD_BROKEN) && missed.count("without_sidecar")? > 0, "{missed:?}");

@@ -93,8 +93,8 @@ fn lookups_of_owners_and_accounts_decide() {
         let job = nightly_job(&rig).await?;
         let uid = job["metadata"]["uid"].as_str().unwrap();
         let owners = owner("batch/v1", "Job", "nightly-1", uid);
-        // A lookup may take up to 250 ms. If it takes longer, the pod is not injected, and the lookup is repeated for
-        // the next pod.
+        // A lookup may take up to 250 ms. If it takes longer, the profile is not applied, and the lookup is repeated
+        // for the next pod.
         eventually(SOON, "the CronJob's pods are recognised", async || {
             let nightly = rig.dry_run("team-a", &pod("n", "plain", &json!({}), &owners)).await?;
             ensure!(annotation(&nightly, "example.com/nightly") == Some("yes"), "{nightly}");

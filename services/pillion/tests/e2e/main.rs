@@ -1,8 +1,8 @@
 //! Tests the whole system with real components. The tests create pods through a real kube-apiserver, which calls
 //! replicas of the real program through a Service, as in production.
 //!
-//! Each test runs in its own Linux namespaces, and leases a control plane that no other test uses at the same time (see
-//! `pillion_testkit`).
+//! Each test runs in its own Linux namespaces. Most tests lease a control plane, which no other test uses at the same
+//! time (see `pillion_testkit`).
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests fail by panicking")]
 

@@ -1,6 +1,7 @@
 //! A cluster with an installation of Pillion. Controllers create the certificates and the webhook configurations, and
-//! replicas serve with these certificates. Each process has only the permissions of its service account. The test
-//! itself writes only the endpoints, which Kubernetes' own controllers would write.
+//! replicas serve with these certificates. Each process has only the permissions of its service account. Like the
+//! chart, the test creates the CRDs, the roles and the Services. It also writes the endpoints, which Kubernetes' own
+//! controllers would write.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -142,7 +142,7 @@ fn reports_follow_findings() {
         ensure!(all[0]["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pillion", "{all:#?}");
         ensure!(all[0]["source"] == "pillion" && all[0]["metadata"]["name"] == "pillion", "{all:#?}");
 
-        // An edited profile: the pod has an older revision. Then the profile is deleted.
+        // The profile is edited, so the pod has an older revision.
         control_plane.apply_yaml(&NGINX.replace("nginx:1.29", "nginx:1.30")).await?;
         let all = wait_for_reports(control_plane, "an outdated pod", &[json!(["team-a", 0, 0, 1, 0, 1])]).await?;
         let result = &all[0]["results"][0];

@@ -1,6 +1,5 @@
 //! A pod author changes the proxy of a mesh, in a namespace whose `LimitRange` also changes it. The author's values
-//! take precedence over the profile, but defaults set by admission plugins do not. A later webhook receives the final
-//! result when the API server calls it again.
+//! take precedence over the profile, but defaults set by admission plugins do not.
 
 use anyhow::{Context, ensure};
 use pillion_testkit::{eventually, isolated_with_crds};

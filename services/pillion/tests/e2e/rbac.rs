@@ -177,7 +177,7 @@ const CASES: &[Case] = &[
     ("controller", "impersonate", "/users", "", "admin", false),
 ];
 
-/// Starts a control plane with the roles, the CRDs and a profile.
+/// Starts a control plane with the roles and two namespaces.
 async fn control_plane() -> Result<ControlPlane> {
     let control_plane = ControlPlane::start().await?;
     for namespace in [NAMESPACE, "team-a"] {

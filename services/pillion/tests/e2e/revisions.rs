@@ -79,7 +79,8 @@ async fn image(rig: &Rig) -> Result<Option<String>> {
     Ok(image_of(&rig.dry_run("team-a", &bare_pod("probe")).await?))
 }
 
-/// Waits until every replica injects this image. The API server calls the replicas in turn.
+/// Waits until every replica injects this image. Sends several dry runs, because the API server chooses a replica for
+/// each.
 async fn wait_for_image(rig: &Rig, expected: &str) -> Result<()> {
     eventually(SOON, &format!("pods get the image {expected}"), async || {
         for _ in 0..4 * rig.replicas.len() {

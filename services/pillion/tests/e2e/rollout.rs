@@ -286,7 +286,7 @@ fn stale_workloads_restart_within_budgets() {
 
         expect_stuck_sidecar(&cluster).await?;
 
-        // While the webhook is down, new pods would have no sidecar. The dry run for the first workload shows that, so
+        // While the webhook is down, new pods would lack the profile. The dry run for the first workload shows that, so
         // no restart begins.
         control_plane.apply_yaml(&marked(3)).await?;
         cluster.wait_until_served(3).await?;
@@ -376,7 +376,7 @@ async fn expect_diff_of_change(cluster: &Cluster) -> Result<()> {
     let patch = json!([{"op": "replace", "path": "/metadata/annotations/example.com~1marked", "value": "2"}]);
     ensure!(result["workloads"][1]["patch"] == patch, "{result:#}");
 
-    // `diff` also recompiles a profile that extends the changed one, and reports a profile that no longer compiles.
+    // `diff` reports a changed profile that does not compile.
     std::fs::write(&file, only_marked(2).replace("activation: Always", "activation: Always\n  template2: 1"))?;
     let run = cluster.pillion(&["diff", "-p", &changed, "-A"]).await?;
     ensure!(run.code == Some(2) && run.stderr.contains("template2"), "{} {}", run.stdout, run.stderr);

@@ -199,7 +199,7 @@ async fn expect_no_leader_gauges(former: &Replica) -> Result<()> {
 enum Disruption {
     /// The process is killed.
     Kill,
-    /// The process is stopped until another controller has become the leader, and is then resumed.
+    /// The process is stopped until the rotation is complete, and is then resumed.
     Pause,
 }
 

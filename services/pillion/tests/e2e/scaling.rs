@@ -91,7 +91,7 @@ fn upgrade_preserves_manual_scaling() {
         let (replicas, _) = release.with("by-hand", &plain).await?;
         ensure!(replicas == 5, "{replicas}");
 
-        // Autoscaling is enabled in the first installation.
+        // Now autoscaling is enabled from the first installation on.
         helm_ok(&release.control_plane, &["uninstall", "pillion", "--no-hooks"], None).await?;
         let first = release.with("autoscaled-from-the-beginning", &auto).await?;
         ensure!(first == (3, true), "the autoscaler's minimum, until it scales: {first:?}");

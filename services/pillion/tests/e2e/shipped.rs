@@ -2,8 +2,9 @@
 //! cases. A pod that meets the *restricted* level of Pod Security must still meet it after injection. The exceptions
 //! are listed here with a reason.
 //!
-//! All profiles are in the cluster at the same time. Each selects its own two namespaces. The pods come from
-//! `profiles/*/tests/*.yaml`, completed with fields that only the API server requires (images, volumes).
+//! All profiles are in the cluster at the same time. Each selects its own two namespaces. Compatible profiles also
+//! select the namespace [`SHARED_NAMESPACE`]. The pods come from `profiles/*/tests/*.yaml`, completed with fields that
+//! only the API server requires (images, volumes).
 
 #![allow(
     clippy::panic,
@@ -26,7 +27,7 @@ use crate::rig::{PATIENCE, Rig, SOON, annotation};
 /// The label with which a profile selects its namespaces.
 const FOLDER: &str = "example.com/profile";
 
-/// The namespace in which all compatible profiles are applied to one pod.
+/// The namespace that all profiles select, except those that [`excludes`] names.
 const SHARED_NAMESPACE: &str = "together";
 
 /// Number of pods that are tested concurrently.
@@ -285,7 +286,7 @@ fn api_server_accepts_shipped_profiles() {
     });
 }
 
-/// A pod that requests all compatible profiles, with the parameters that they need.
+/// A pod to which all profiles in [`COMBINED`] are applied, with the parameters that they need.
 const EVERYTHING: &str = r#"
 apiVersion: v1
 kind: Pod

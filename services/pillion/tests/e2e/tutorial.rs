@@ -62,7 +62,7 @@ fn replaced_injectors_tutorial_works() {
             ensure!(names(&serde_json::from_str(&pod)?).len() == 1, "{pod}");
         }
 
-        // The API server in that tutorial sent v1beta1 reviews, which must get v1beta1 responses.
+        // The API server of the replaced injector's tutorial sent v1beta1 reviews, which must get v1beta1 responses.
         let direct = Direct::to(&managed.rig.replicas[0])?;
         let old = review("u", "injection", &bare_pod("old"));
         let old: Json =

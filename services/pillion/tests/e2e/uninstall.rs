@@ -44,7 +44,7 @@ async fn left(control_plane: &ControlPlane) -> Result<Vec<String>> {
     Ok(all.lines().filter(|name| name.contains("/pillion")).map(str::to_owned).collect())
 }
 
-/// Causes the loss, deletes the release, and waits until pods can be created in the namespace that requires injection.
+/// Causes the loss, and deletes the release.
 async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) -> Result<ControlPlane> {
     let Rig { control_plane, mut replicas, .. } = rig;
     let uninstall = ["uninstall", "pillion", "--ignore-not-found"];

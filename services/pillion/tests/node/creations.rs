@@ -65,7 +65,7 @@ impl Creations {
         locked(&self.results).clone()
     }
 
-    /// Stops the clients, and returns all results. Fails if they made 20 attempts or fewer.
+    /// Stops the clients, and returns all results. Fails if together they made 20 attempts or fewer.
     pub(crate) async fn stop(mut self) -> Result<CreationResults> {
         self.stop.cancel();
         for task in std::mem::take(&mut self.tasks) {

@@ -17,7 +17,7 @@ use serde_json::{Value as Json, json};
 
 use crate::platform::{Platform, SOON, is_ready, on_a_node};
 
-/// How long one run of `pillion rollout` may take.
+/// How long one rollout may take, by `pillion rollout` or by the controller.
 const ROLLOUT_LIMIT: Duration = Duration::from_mins(12);
 
 fn replicas() -> usize {
@@ -222,7 +222,7 @@ fn sidecars_are_upgraded_in_running_pods() {
         for tag in ["1", "2"] {
             platform.import_idle(&format!("local.test/shipper:{tag}"))?;
         }
-        // busybox has no program of this name, so the container exits at once.
+        // busybox has no program of the name `pause`, so the container exits at once.
         let crashing = Image::new("local.test/shipper:crashing", "/pause")?.file("/pause", &cluster::busybox()?)?;
         platform.import_image(crashing)?;
         platform.namespace("shop", "enabled").await?;

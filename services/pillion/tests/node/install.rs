@@ -9,7 +9,7 @@ use pillion_testkit::eventually;
 use crate::creations::Creations;
 use crate::platform::{Platform, SOON, is_injected, is_ready, on_a_node, pod};
 
-/// Time limit for the installation on an idle machine, as the docs promise.
+/// Time limit for the installation and the start of the first pod on an idle machine, as the docs promise.
 const PROMISE: Duration = Duration::from_mins(1);
 
 #[test]

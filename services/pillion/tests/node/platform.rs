@@ -103,8 +103,8 @@ impl Platform {
         self.cluster.load(&archive)
     }
 
-    /// Returns the values of every release in these tests: the imported image with this tag, the shipped profile, and
-    /// logs as text.
+    /// Returns the values on which every release in these tests is based: the imported image with this tag, the shipped
+    /// profile, and logs as text.
     pub(crate) fn values(tag: &str) -> Json {
         json!({
             "image": {"registry": "local.test", "tag": tag},

@@ -38,7 +38,7 @@ impl Display for Outage {
     }
 }
 
-/// Creates pods until the cluster has recovered.
+/// Creates pods as dry runs until the cluster has recovered.
 async fn outage(platform: &Platform) -> Result<Outage> {
     let begun = Instant::now();
     let mut outage = Outage { refused: 0, lasted: Duration::ZERO, complete: Duration::ZERO };

@@ -81,7 +81,7 @@ async fn begin(shop: &Shop<'_>, tag: &str, rollout: &Json) -> Result<String> {
     Ok(before)
 }
 
-/// Waits until the rollout of the revision after `before` is complete.
+/// Waits until the rollout of a revision other than `before` is complete.
 async fn completes(shop: &Shop<'_>, before: &str) -> Result<UpgradeStatus> {
     let is_complete = |status: &UpgradeStatus| {
         status.revision != before && status.phase == UpgradePhase::Complete && status.upgrading == 0

@@ -205,7 +205,7 @@ fn diagnostics(browser: &Browser) {
     wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// If the server responds with an error, the page does not report that the server is unreachable.
+/// If the page cannot use a response, it reports this, and not that the server is unreachable.
 fn server_errors(browser: &Browser) {
     for (answer, message) in [
         (json!({"diagnostics": [], "result": null}), "neither a result nor an error"),
@@ -265,7 +265,8 @@ fn nothing_becomes_html(browser: &Browser) {
     wait_for_text(browser, "outcomes", "Injected");
 }
 
-/// The Tab key reaches all controls. Each control shows its focus, and Tab can leave each control.
+/// The Tab key reaches all controls, but only one tab of each group of tabs. Each control shows its focus, and Tab can
+/// leave each control.
 fn keyboard(browser: &Browser) {
     browser.run("document.activeElement.blur(); window.getSelection().removeAllRanges()");
     browser.click("h1");
@@ -404,7 +405,7 @@ fn links(browser: &Browser, dev: &Dev) {
     browser.press_with(key::CONTROL, key::END);
     browser.press([key::ENTER]);
     wait_for_text(browser, "injected-panel", "typed-in");
-    // The page ignores broken links, and links with too much content.
+    // The page ignores broken links.
     for wrong in ["#v1.", "#v1.AAAA", "#v1.%%%", "#v2.x"] {
         browser.run("sessionStorage.clear()");
         browser.open("about:blank");

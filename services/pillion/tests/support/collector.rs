@@ -1,5 +1,5 @@
-//! A fake trace collector in the test process, for checks that are impossible with the real collector: it exposes
-//! requests with their headers, and can stop responding.
+//! A fake trace collector in the test process, for checks that are impossible with the real collector: it exposes the
+//! received requests with their headers.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};

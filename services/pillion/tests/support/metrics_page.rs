@@ -1,4 +1,5 @@
-//! Parses `docs/metrics.md` and the metrics of a scrape into the same structure, so that tests can compare them.
+//! Parses a page of metrics in `docs` and the metrics of a scrape into the same structure, so that tests can compare
+//! them.
 
 #![expect(clippy::panic, reason = "tests and their helpers fail by panicking")]
 

@@ -1,5 +1,5 @@
-//! Writes the seeds of the fuzz corpus: captured reviews, the engine's test cases and the expression examples. Inputs
-//! that the fuzzer found are in the same folders and stay unchanged.
+//! Writes the seeds of the fuzz corpus: captured reviews, the engine's test cases, the expression examples and
+//! injection records. Inputs that the fuzzer found are in the same folders and stay unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};

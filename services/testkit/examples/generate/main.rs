@@ -1,6 +1,6 @@
 //! Writes the generated files that need this repository's Rust code: dashboards, tables in documents, the table of pod
-//! fields and the seeds of the fuzz corpus. `tools/generate.sh` runs this program, and writes the other generated
-//! files.
+//! fields, descriptions in the schema of the chart's values, and the seeds of the fuzz corpus. `tools/generate.sh` runs
+//! this program, and writes the other generated files.
 
 mod corpus;
 mod pod_schema;
@@ -95,7 +95,7 @@ fn section(name: &str, table: &str) -> String {
     format!("<!-- {name} -->\n\n{table}\n<!-- end of {name} -->\n")
 }
 
-/// Replaces each section of a document with the section in `sections` that has the same name.
+/// For each section in `sections`, replaces the section of the document that has the same name.
 fn replace_tables(document: &str, mut sections: &str) -> Result<()> {
     let mut text = read(document)?;
     while let Some(name) =

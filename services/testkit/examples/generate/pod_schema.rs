@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json};
 
 /// The allowed values of fields, by type and field. The OpenAPI document lists them only in descriptions, so each value
-/// is checked against the description.
+/// is checked against the description, except those in [`UNDESCRIBED`].
 const VALUES: [(&str, &str, &[&str]); 19] = [
     ("AppArmorProfile", "type", &["Localhost", "RuntimeDefault", "Unconfined"]),
     ("Container", "imagePullPolicy", &["Always", "IfNotPresent", "Never"]),
@@ -79,7 +79,7 @@ fn short(name: &str) -> &str {
 /// Returns the table's notation for a string field with these allowed values.
 ///
 /// # Errors
-/// The field's description does not contain one of the values.
+/// The field's description does not contain one of the values, or the field is not a string.
 fn allowed(schema: &Json, values: &[&str]) -> Result<String> {
     let description = schema["description"].as_str().unwrap_or_default();
     for value in values.iter().filter(|value| !UNDESCRIBED.contains(value)) {

@@ -85,7 +85,7 @@ fn down(directory: &Path) -> anyhow::Result<String> {
     let Some(state) = read_state(directory)? else {
         return Ok(format!("no control plane was started in {}", directory.display()));
     };
-    // Ends the API server first, because it ends slowly without etcd.
+    // Ends the API server before etcd, on which it depends.
     for (program, pid) in [("kube-apiserver", state.api_server), ("etcd", state.etcd)] {
         kill_if(program, pid)?;
     }
@@ -115,7 +115,8 @@ fn read_state(directory: &Path) -> anyhow::Result<Option<Detached>> {
     }
 }
 
-/// Kills the process with this id if it still runs this program. Another process may have reused the id.
+/// Kills the process with this id if it still runs this program, and waits for its end. Another process may have reused
+/// the id.
 fn kill_if(program: &str, pid: u32) -> anyhow::Result<()> {
     let process = PathBuf::from(format!("/proc/{pid}"));
     let name = || std::fs::read_link(process.join("exe")).ok().and_then(|exe| Some(exe.file_name()?.to_owned()));

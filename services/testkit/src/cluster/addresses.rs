@@ -42,7 +42,8 @@ pub(super) fn of(home: &Path) -> anyhow::Result<(Ipv4Addr, Ipv4Addr)> {
     Ok(pair(free))
 }
 
-/// Returns whether this line of `ip route` is a route to the network `10.250.NUMBER.0/30`, or to a part of it.
+/// Returns whether this line of `ip route` is a route to the network `10.250.NUMBER.0/30`, to a part of it, or to a
+/// network that contains it. Ignores routes with a prefix of at most [`LONGEST_ROUTE_PREFIX`] bits.
 fn leads_to(route: &str, number: u8) -> bool {
     // A route type such as `local` may precede the destination.
     let Some((address, prefix)) = route.split_whitespace().take(2).find_map(network) else { return false };

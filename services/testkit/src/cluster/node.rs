@@ -126,7 +126,8 @@ fn secret(path: &Path, text: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Builds the program of [`PAUSE_IMAGE`] with the C compiler that Rust links with.
+/// Builds the program of [`PAUSE_IMAGE`] with the C compiler that the environment variable `CC` names. The default is
+/// `cc`, with which Rust links.
 pub(super) fn pause(program: &Path) -> anyhow::Result<()> {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let source = Path::new(SCRIPTS).join("pause.c");
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn cluster_of_other_folder_is_left_alone() {
         if super::super::parts::allowed().is_err() {
-            // Without these privileges, this test is skipped, like all tests that start a node.
+            // Without the privileges that a node needs, this test is skipped, like all tests that start a node.
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 
 use crate::tools;
 
-/// The programs of the project's own cluster. The first three also form a control plane without nodes.
+/// The programs of the project's own cluster that are built from Go modules. The first three also suffice for a control
+/// plane without nodes.
 const PROGRAMS: [&str; 10] = [
     "etcd",
     "kube-apiserver",

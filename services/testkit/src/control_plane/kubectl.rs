@@ -49,7 +49,8 @@ impl ControlPlane {
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };
-            // Input is written while output is read, because kubectl blocks if either pipe is full.
+            // Input is written while output is read. If kubectl's output pipe is full, kubectl blocks and reads no
+            // further input.
             tokio::join!(feed, child.wait_with_output()).1
         };
         tokio::time::timeout(KUBECTL_LIMIT, run)

@@ -18,14 +18,15 @@ use crate::eventually::eventually;
 /// The field manager of objects that the testkit applies.
 pub(crate) const MANAGER: &str = "pillion-testkit";
 
-/// How long the API server may take to serve a new custom resource.
+/// How long the API server may take to serve the resources of a new CRD.
 const CRD_LIMIT: Duration = Duration::from_mins(1);
 /// The media type that kubectl requests to discover the resources of all API groups.
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ControlPlane {
     /// Applies YAML with server-side apply and strict validation, like `kubectl apply --server-side`. The YAML contains
-    /// any number of objects and lists of objects. Objects without a namespace are in `default`.
+    /// any number of objects and lists of objects. Namespaced objects whose YAML names no namespace are created in
+    /// `default`.
     ///
     /// This does not run kubectl, because each of its runs takes about as much processor time as the rest of a short
     /// test.
@@ -131,8 +132,8 @@ async fn apply(client: &Client, object: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether the discovery document `kinds` contains the resource `plural`. If the document has an unknown
-/// format, also returns `true`.
+/// Returns whether the discovery document `kinds` contains the resource `plural` in this group and version. If the
+/// document has an unknown format, also returns `true`.
 fn serves_resource(kinds: &Value, group: &str, version: &str, plural: &str) -> bool {
     let list = |of: &Value, key: &str| of.get(key).and_then(Value::as_array).cloned();
     let Some(groups) = list(kinds, "items") else { return true };

@@ -66,7 +66,7 @@ impl ControlPlane {
             if let Some(status) = etcd.exited()? {
                 bail!("etcd has ended ({status}); see {}", etcd.log().display());
             }
-            // A controller inside the API server creates the namespace soon after `/readyz` succeeds.
+            // A controller inside the API server creates the namespace `default` soon after `/readyz` succeeds.
             for path in ["/readyz", "/api/v1/namespaces/default"] {
                 client.request_text(Request::get(path).body(Vec::new())?).await?;
             }

@@ -1,4 +1,5 @@
-//! A policy that makes an API server watch all `ConfigMap` objects as parameters of policies, for as long as it runs.
+//! A policy that makes an API server watch all `ConfigMap` objects as parameters of policies, for as long as the API
+//! server runs.
 //!
 //! After the last policy with a ConfigMap as its parameter is deleted, an API server reads no ConfigMap again until it
 //! restarts ([kubernetes#130887](https://github.com/kubernetes/kubernetes/issues/130887), docs/guardrails.md). So the

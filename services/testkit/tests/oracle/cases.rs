@@ -153,8 +153,8 @@ impl Tally {
     }
 }
 
-/// Returns a copy of the pod in which each container has only the effective entry of each environment variable: the
-/// last one with that name.
+/// Returns a copy of the pod in which each container (not init container) has only the effective entry of each
+/// environment variable: the last one with that name.
 fn without_repeated(pod: &Json) -> Json {
     let mut pod = pod.clone();
     for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
@@ -187,8 +187,8 @@ fn is_one_of(refusal: &str) -> bool {
     words.iter().any(|words| refusal.contains(words))
 }
 
-/// Returns the difference for a template that only the API server rejects. If all causes concern one list, the
-/// difference names it.
+/// Returns the difference for a template that only the API server rejects. If all causes concern ports, or all concern
+/// topology spread constraints, the difference names that list.
 fn refusal(reason: &str) -> Difference {
     let causes = causes(reason);
     let is_about = |list: &str| causes.iter().all(|cause| cause.contains(list));

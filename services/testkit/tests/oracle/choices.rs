@@ -1,5 +1,5 @@
-//! One-ofs: groups of fields of which only one may be set. The API server's schema does not declare them, so these
-//! lists follow the Kubernetes reference, independently of the engine's schema.
+//! One-ofs: groups of fields of which only one may be set. The API server's schema does not list these fields, so the
+//! constants below follow the Kubernetes reference, independently of the engine's schema.
 
 use serde_json::{Map, Value as Json};
 
@@ -148,8 +148,8 @@ fn strategic_list(openapi: &OpenApi, list: List<'_>, elements: &Json) -> Json {
             && has_chosen
             && list.retains_keys()
         {
-            // For the elements of these lists, Kubernetes defines the directive `$retainKeys`, which removes all other
-            // fields.
+            // For the elements of a list that retains keys, Kubernetes defines the directive `$retainKeys`, which
+            // removes all other fields.
             fields.retain(|_, value| !value.is_null());
             let names: Json = fields.keys().cloned().collect();
             fields.insert("$retainKeys".into(), names);

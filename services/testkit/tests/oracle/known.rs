@@ -1,6 +1,6 @@
-//! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys. Every
-//! one-of that strategic merge declares must also be a one-of in the engine's schema. [`ATOMIC`] must list exactly the
-//! objects that server-side apply treats as atomic.
+//! Compares the engine's schema of a pod with the API server's. Both must merge the same lists by the same keys, except
+//! those in [`DIFFERENT`]. Every one-of that strategic merge declares must also be a one-of in the engine's schema.
+//! [`ATOMIC`] must list exactly the objects that server-side apply treats as atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -181,7 +181,7 @@ fn has_references(case: &Case<'_>) -> bool {
     case.template.to_string().contains("$(")
 }
 
-/// Returns whether the pod sets a variable twice in one container.
+/// Returns whether the pod sets a variable twice in one element of `containers`.
 pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     case.pod["spec"]["containers"].as_array().into_iter().flatten().any(|container| {
         let names: Vec<_> = container["env"].as_array().into_iter().flatten().map(|entry| &entry["name"]).collect();
@@ -189,7 +189,8 @@ pub(crate) fn has_repeated_variable(case: &Case<'_>) -> bool {
     })
 }
 
-/// Returns whether a container of the pod sets a variable twice and the template has a variable without a value.
+/// Returns whether the pod sets a variable twice in one element of `containers`, and the template has a variable
+/// without a value in its `containers`.
 fn has_repeated_and_bare_variable(case: &Case<'_>) -> bool {
     let is_bare = |entry: &Json| entry.get("value").is_none() && entry.get("valueFrom").is_none();
     let mut containers = case.template["spec"]["containers"].as_array().into_iter().flatten();

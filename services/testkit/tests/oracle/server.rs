@@ -7,7 +7,7 @@ use kube::core::Request;
 use kube::{Client, Error};
 use serde_json::{Value as Json, json};
 
-/// The resulting object, or the reason why it was rejected.
+/// The resulting pod template, or the reason why the API server rejected it.
 pub(crate) type Answer = Result<Json, String>;
 
 /// The `PodTemplate` objects of a namespace.

@@ -152,7 +152,7 @@ impl ConnectionMetrics {
         self.durations.observe(after.as_secs_f64());
     }
 
-    /// Counts a connection that was closed because its client was too slow.
+    /// Counts a connection that was closed because the server waited on it for too long.
     pub(crate) fn timed_out(&self, waiting: Waiting) {
         self.closed.count(waiting as usize);
     }

@@ -9,7 +9,7 @@ use http::HeaderMap;
 use http::header::ACCEPT;
 use prometheus_client::registry::Registry;
 
-/// The string before an exemplar at the end of a line. No label value of a bucket contains this string.
+/// The start of an exemplar at the end of a line. No label value contains this string.
 const EXEMPLAR: &str = " # {";
 
 /// The text format of the metrics.
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn openmetrics_is_sent_if_accepted() {
-        // The `Accept` header of Prometheus 2.42 and 3.
+        // The `Accept` header of Prometheus 2.42.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(accepted(prometheus), Format::OpenMetrics);

@@ -14,9 +14,9 @@ use prometheus_client::registry::Registry;
 /// The outcome of a request, as it appears in metrics and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RequestOutcome {
-    /// The engine made a decision, which was returned to the API server.
+    /// The request was decided, and the decision was returned to the client.
     Decided(Outcome),
-    /// The request is not a valid admission review: HTTP 4xx.
+    /// The request is not a valid admission review, or its body could not be read completely: HTTP 4xx.
     BadRequest,
     /// Pillion failed: HTTP 500.
     Error,

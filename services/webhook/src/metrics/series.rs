@@ -4,9 +4,9 @@
 //! replaced as a whole, and a name without a slot is counted as [`OTHER`]. Only the first count of a new name takes a
 //! lock, to assign a slot.
 //!
-//! A scrape releases a slot if its name was deleted at least [`GRACE`] ago. By then, every Prometheus server has
-//! scraped its last value. The value is not added to [`OTHER`], where it would look like a burst of requests, so sums
-//! of rates stay correct.
+//! A scrape releases a slot if an earlier scrape found its name deleted at least [`GRACE`] ago. By then, every
+//! Prometheus server has scraped the last value of the slot. The value is not added to [`OTHER`], where it would look
+//! like a burst of requests, so sums of rates stay correct.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,7 +25,7 @@ use super::requests::RequestOutcome;
 /// The label value for all names without a slot. Kubernetes names cannot begin with `_`.
 pub(super) const OTHER: &str = "_other";
 
-/// How long the series of a name are kept after the name was deleted.
+/// How long the series of a name are kept after a scrape first found the name deleted.
 pub(super) const GRACE: Duration = Duration::from_mins(5);
 
 #[derive(Debug)]
@@ -83,7 +83,8 @@ impl<C: Default> Slots<C> {
         slot
     }
 
-    /// Releases the slots of names that were deleted at least [`GRACE`] ago.
+    /// Releases the slots of names that an earlier call found deleted at least [`GRACE`] before `now`. `exists` returns
+    /// whether a name exists now.
     pub(super) fn release(&self, now: Instant, exists: impl Fn(&str) -> bool) {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = self.taken.load();
@@ -125,7 +126,7 @@ pillion_api::labelled! {
         /// Allowed, although a profile was skipped.
         Incomplete => "incomplete",
         Denied => "denied",
-        /// Shed, or failed: HTTP 5xx.
+        /// Shed, or failed: HTTP 5xx. Also a large body that is not a valid review: HTTP 400.
         Failed => "failed",
     }
 }
@@ -139,7 +140,8 @@ impl TenantOutcome {
             RequestOutcome::Decided(_) if incomplete => Self::Incomplete,
             RequestOutcome::Decided(Outcome::Injected) => Self::Injected,
             RequestOutcome::Decided(Outcome::Unchanged | Outcome::Skipped | Outcome::Validated) => Self::Allowed,
-            // A bad request has no namespace, so [`Tenant::answered`] never converts its outcome.
+            // For most bad requests no namespace is set, so they are not counted. The namespace of a large body is set
+            // before the body is parsed, so such a body is counted even if it is not a valid review.
             RequestOutcome::Shed | RequestOutcome::Error | RequestOutcome::BadRequest => Self::Failed,
         }
     }

@@ -56,7 +56,7 @@ fn create_all_series(metrics: &Metrics, profiles: usize, namespaces: usize) {
     }
 }
 
-/// Registers all metrics of this crate in the same way as the binary.
+/// Registers the metrics of this crate as the binary does, except for those of the serving certificate.
 fn register_all(settings: &MetricsSettings) -> (Metrics, Exposition) {
     let mut registry = Registry::default();
     let metrics = Metrics::register_with(&mut registry, settings);

@@ -1,21 +1,22 @@
 //! Grants permits to decide requests. Only a limited number is granted at a time. If more requests wait, they are
 //! served in a fair order.
 //!
-//! A decision only computes, and never waits. If permits equalled worker threads, the queue would never fill and
-//! fairness would never apply. Requests would wait in the runtime's own queue, which is fair to connections but not to
-//! namespaces. So this module counts the requests that were decided on arrival since all ready tasks last ran, and
-//! limits their number.
+//! A decision only computes, and never waits. So a limit on concurrent decisions does not suffice: with as many permits
+//! as worker threads, the queue would never fill and fairness would never apply. Requests would wait in the runtime's
+//! own queue, which is fair to connections but not to namespaces. So this module also counts the requests that were
+//! decided on arrival since the queue last became empty, and limits their number.
 //!
-//! Further requests wait in the queue. A task yields, so that all ready tasks run, and then grants permits. By then,
-//! every request that has arrived is in the queue, in the fair order. Once the queue is empty, a few requests may again
-//! be decided on arrival. Without load, most requests only increment one counter.
+//! Further requests wait in the queue. A task yields, so that the other ready tasks run, and then grants permits. By
+//! then, nearly every request that has arrived is in the queue, in the fair order. Once the queue is empty, a few
+//! requests may again be decided on arrival. Without load, most requests only increment one counter.
 //!
 //! The cost of a decision is known only afterwards, because it depends on the namespace's profiles. So each permit
 //! measures its use. A long decision on arrival counts as several. A decision on a queued request is charged to the
-//! class of the request, if it took more processor time than the request's cost covers.
+//! class of the request, if it took more time than the request's cost covers.
 //!
-//! Reading a thread's processor time is a system call, which would be a few percent of a usual decision. So the time is
-//! read only after a decision on a queued request has taken longer than its cost covers, until the queue is empty.
+//! Reading a thread's processor time is a system call, which would be a few percent of a usual decision. So the
+//! processor time is read only after a decision on a queued request has taken longer than its cost covers, until the
+//! queue is empty. Before that, elapsed time is measured instead.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +60,7 @@ pub(crate) struct DecisionQueue {
     /// Whether some decision on a queued request has taken longer than its cost covers. The task that grants permits
     /// resets it once the queue is empty.
     has_long_decisions: AtomicBool,
-    /// Notified when a permit is returned.
+    /// Notified when the permit of a queued request is returned.
     returned: Notify,
     metrics: QueueMetrics,
 }
@@ -73,8 +74,8 @@ struct State {
     is_served: bool,
 }
 
-/// The permit to decide one request. Dropping it counts what the decision has cost, and makes the permit available to
-/// the next request. The holder must not wait, and must compute on one thread.
+/// The permit to decide one request. Dropping it counts what the decision has cost. The permit of a queued request is
+/// then available to the next queued request. The holder must not wait, and must compute on one thread.
 #[derive(Debug)]
 #[must_use = "a permit is returned when it is dropped"]
 pub(crate) struct Permit {
@@ -111,7 +112,7 @@ impl Start {
 
     /// Returns the cost of the time since the start, as far as it exceeds this cost.
     fn excess(self, cost: u64) -> u64 {
-        // The processor time is never longer than this.
+        // The elapsed time is never shorter than the processor time, so this is an upper bound.
         let longest = cost_of(self.wall.elapsed()).saturating_sub(cost);
         match self.processor {
             Some(began) if longest > 0 => cost_of(processor_time().saturating_sub(began)).saturating_sub(cost),
@@ -149,7 +150,8 @@ impl DecisionQueue {
             .then(|| Permit { queue: Arc::clone(self), usage: Usage::Unqueued { began: ActualInstant::now() } })
     }
 
-    /// Queues a request of this class and cost. Waits for its permit until the deadline.
+    /// Queues a request of this class and cost. Waits for its permit until the deadline. Also returns an error if the
+    /// queue is full, or if a later request displaces this one.
     pub(super) async fn queued(self: &Arc<Self>, class: u64, cost: u64, deadline: Deadline) -> Result<Permit, Shed> {
         let (sender, permit) = oneshot::channel();
         let (ticket, displaced) = {
@@ -163,7 +165,7 @@ impl DecisionQueue {
             (ticket, displaced)
         };
         if let Some(displaced) = displaced {
-            // An error means that the displaced request has already left the queue.
+            // An error means that the displaced request no longer waits, for example because its deadline has passed.
             let _ = displaced.send(Err(Shed::QueueFull));
         }
         let _queued = QueuedRequest { queue: self, class, ticket, since: Instant::now() };
@@ -203,8 +205,7 @@ impl DecisionQueue {
                 self.returned.notified().await;
             }
             for waiting in chosen {
-                // If the request has just left the queue, the message with the permit is dropped, which returns the
-                // permit.
+                // If the request no longer waits, the message with the permit is dropped, which returns the permit.
                 let _ = waiting.send(Ok(Permit { queue: Arc::clone(&self), usage: Usage::Granted }));
             }
         }
@@ -287,7 +288,7 @@ impl Drop for Permit {
     }
 }
 
-/// Returns the cost of this processor time, in the unit of the cost of requests.
+/// Returns the cost of computing for this time, in the unit of the cost of requests.
 pub(super) fn cost_of(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).saturating_mul(COST_PER_MICROSECOND)
 }

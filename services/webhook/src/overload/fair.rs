@@ -1,10 +1,10 @@
 //! A bounded queue that is fair between classes. It implements the algorithm "surplus round robin".
 //!
-//! Classes with waiting items form a ring. The class at the front is served until it has used up its credit. Then it
-//! moves to the end of the ring. When it is at the front again, its credit grows by one quantum. Its last item may cost
-//! more than the remaining credit and leave the class in debt. So a class never has to save credit for a costly item:
-//! the item is served at the first visit with credit, and later visits pay off the debt. A class without waiting items
-//! is removed only when it has no debt.
+//! Classes with waiting items or debts form a ring. The class at the front is served until it has used up its credit.
+//! Then it moves to the end of the ring. When it is at the front again, its credit grows by one quantum. Its last item
+//! may cost more than the remaining credit and leave the class in debt. So a class never has to save credit for a
+//! costly item: the item is served at the first visit with credit, and later visits pay off the debt. A class without
+//! waiting items is removed only when it has no debt.
 //!
 //! The cost of an item is only an estimate. If the item really costs more, the caller charges the rest to the class
 //! later, as a debt. Until then the class may get further items.
@@ -29,8 +29,8 @@ pub(super) struct Bounds {
     pub(super) per_class: usize,
     /// The credit that a class gets at each visit.
     pub(super) quantum: u64,
-    /// The maximum debt of a class by charges. It limits how long a class needs to pay off its debt, and so the number of
-    /// classes that the queue keeps because of their debts.
+    /// The maximum debt of a class by charges. It limits how long a class needs to pay off its debt, and so the number
+    /// of classes that the queue keeps because of their debts.
     pub(super) debt: u64,
 }
 
@@ -127,7 +127,7 @@ impl<T> FairQueue<T> {
             }
             self.end_visit_if_due();
             visits += 1;
-            // A whole round without an item: all classes with waiting items have debts.
+            // A whole round without an item: no class with waiting items had credit.
             if visits >= self.ring.len() {
                 self.skip_rounds();
                 visits = 0;
@@ -208,8 +208,8 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Skips the rounds in which no class would get an item: each class gets the credit of all these rounds at once.
-    /// Otherwise a class with a debt of thousands of quanta would need as many visits.
+    /// Skips the rounds in which no class would get an item. Each class with a debt gets the credit of all these rounds
+    /// at once, up to a credit of 0. Otherwise a class with a debt of thousands of quanta would need as many visits.
     fn skip_rounds(&mut self) {
         let quantum = signed(self.bounds.quantum.max(1));
         let waiting = self.classes.values().filter(|class| !class.waiting.is_empty());

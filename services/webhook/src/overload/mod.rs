@@ -2,8 +2,9 @@
 //! time is rejected at once.
 //!
 //! A request passes these parts in order: its `Deadline`, the limits on `unfinished` bodies, a `RequestPermit`, and a
-//! `Permit` to compute from one of two `decision_queue`s. Each of these has a `fair` queue of namespaces. If a request
-//! is rejected, a `Shed` gives the reason.
+//! `Permit` to compute from one of the `decision_queue`s. Each decision queue contains a `fair` queue. Its classes are
+//! namespaces, or client addresses in the queue for reviews of profiles. If a request is rejected, a `Shed` gives the
+//! reason.
 
 mod decision_queue;
 mod fair;
@@ -87,9 +88,9 @@ pub struct OverloadSettings {
     pub max_queued_large_per_tenant: usize,
     /// Maximum number of queued reviews of profiles. Default: 16. One client address may use a quarter of it.
     pub max_queued_profiles: usize,
-    /// Maximum number of concurrent decisions on requests with small bodies. Large bodies have half as many threads (at
-    /// least one), separate from the runtime. `None`: the number of workers of the runtime in which the router is
-    /// created.
+    /// Maximum number of concurrent decisions on queued requests with small bodies. Large bodies have half as many
+    /// threads (at least one), separate from the runtime. `None`: the number of workers of the runtime in which the
+    /// router is created.
     pub workers: Option<usize>,
     /// Maximum number of small requests that each worker decides on arrival before further ones are queued in a fair
     /// order. Long decisions count as several. Default: 8.
@@ -203,8 +204,8 @@ impl Overload {
         Box::pin(queue.queued(class, BASE_COST + body.len() as u64, deadline)).await
     }
 
-    /// Runs `work` on a thread for large bodies. The permit is returned when `work` is done, even if the caller no longer
-    /// waits.
+    /// Runs `work` on a thread for large bodies. The permit is returned when `work` is done, even if the caller no
+    /// longer waits.
     ///
     /// # Errors
     /// `work` panicked.
@@ -238,7 +239,7 @@ impl Overload {
         finished.map_err(ReviewFailure::Panicked)
     }
 
-    /// Counts a rejected request.
+    /// Counts a shed request.
     pub(crate) fn count(&self, shed: Shed) {
         self.metrics.count(shed);
     }

@@ -1,7 +1,7 @@
 //! Reads the deadline and the namespace of a request before its body is parsed.
 //!
-//! The API server sends its own timeout as `?timeout=`, in Go's duration format. If the value is invalid or empty, the
-//! default applies. A value above the API server's maximum is reduced to the maximum.
+//! The API server sends its own timeout as `?timeout=`, in Go's duration format. If the value is invalid, empty or
+//! zero, the default applies. A value above the maximum is reduced to the maximum.
 //!
 //! The namespace determines the class in which a request is queued. The API server writes `request.namespace` before
 //! the object, so the first bytes of the body suffice. The peek skips nested objects and strings, so that text inside
@@ -373,7 +373,7 @@ mod tests {
         fn peek_agrees_with_parser(value in any_json()) {
             let expected = value.pointer("/request/namespace").and_then(Value::as_str);
             let expected = expected.filter(|text| !text.contains(['\\', '"']));
-            // A JSON pointer such as `/request/namespace` also matches inside lists, but `found` does not.
+            // `found` only enters objects, and never lists.
             let expected = expected.filter(|_| value.is_object() && value["request"].is_object());
             let text = value.to_string();
             prop_assert_eq!(found(&text), expected, "{}", text);

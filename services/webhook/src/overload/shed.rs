@@ -18,7 +18,7 @@ pillion_api::labelled! {
         /// Too many bodies were incomplete, in total or from one client address, and the request's body was the oldest
         /// of them.
         Unfinished => "incomplete_body",
-        /// The queue for permits is full.
+        /// The queue for permits is full, or a later request displaced this one from the full queue.
         QueueFull => "queue_full",
         /// The request's namespace has its maximum number of queued requests.
         TenantQueueFull => "tenant_queue_full",
@@ -27,9 +27,10 @@ pillion_api::labelled! {
         /// The memory budget for bodies is exhausted, or the request's incomplete body was evicted to free memory for
         /// another one.
         NoMemory => "no_memory",
-        /// The replica has not loaded all profiles and namespaces yet after its start.
+        /// The replica has not finished its start. For example, it has not loaded all profiles and namespaces yet.
         NotReady => "not_ready",
-        /// The request's namespace is missing from the snapshot, and the lookup of the namespace failed.
+        /// The lookup of the request's namespace failed, and the failure mode of the called path requires the
+        /// namespace. The namespace is missing from the snapshot, or has a different failure mode there.
         Namespace => "namespace_unknown",
     }
 }

@@ -165,7 +165,7 @@ impl Unfinished {
     pub(crate) async fn evicted(&mut self) -> Eviction {
         match (&mut self.evicted).await {
             Ok(eviction) => eviction,
-            // The sender is dropped only after an eviction, which this function has already returned.
+            // This cannot happen: while `self` exists, only an eviction removes the sender, and it uses the sender.
             Err(_) => std::future::pending().await,
         }
     }

@@ -65,7 +65,7 @@ pub(crate) enum Ended {
     Closed,
     /// The connection failed with an error.
     Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// The client was too slow, or idle for too long. The value is what the server waited for.
+    /// The server waited for too long. The value is what it waited for.
     TimedOut(Waiting),
 }
 
@@ -192,7 +192,7 @@ struct Activity {
     requests: Arc<Requests>,
     /// Whether bytes have arrived since the last request, so that the head of the next one has begun.
     head_begun: AtomicBool,
-    /// The time when `requests` or `head_begun` last changed.
+    /// The time when a request last began or was answered, or when the head of the next one began.
     since: AtomicU64,
     /// The time since which the socket does not accept all data, or [`NOT_BLOCKED`].
     blocked_since: AtomicU64,
@@ -345,7 +345,7 @@ impl Activity {
     }
 }
 
-/// A request that is being answered. It is dropped with the response, or when the client disconnects.
+/// A request that is being answered. It is dropped when the response is ready, or when the client disconnects.
 struct RequestGuard(Arc<Activity>);
 
 impl Drop for RequestGuard {
@@ -573,7 +573,7 @@ where
     let mut timer = pin!(sleep_until(activity.deadline(settings).0));
     // On HTTP/2, the GOAWAY frame ends a connection without losing a request. On HTTP/1.1, a response must announce the
     // end: hyper's graceful shutdown closes an idle connection at once, even if a request is already on its way. So
-    // HTTP/1.1 connections are shut down only at the end of the drain.
+    // HTTP/1.1 connections are shut down only shortly before the end of the drain.
     let mut shutdown_due = pin!(async move {
         match protocol {
             Protocol::Http1 => retire.closes_idle().await,
@@ -607,7 +607,8 @@ where
     .await
 }
 
-/// Answers a request. If `close` is due when the response is ready, the response announces the end of the connection.
+/// Answers a request. The response announces the end of an HTTP/1.1 connection if `close` is due, if the request must
+/// be the connection's last, or if its body is chunked. On HTTP/2, `close` is `None`.
 async fn answer(
     mut app: Router,
     request: Request<Incoming>,

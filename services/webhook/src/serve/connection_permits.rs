@@ -2,10 +2,10 @@
 //!
 //! If the server simply closed further connections, the client that opens the most would lock out all others, including
 //! the API servers. So when all permits are taken, the address with the most permits loses one to an address with
-//! fewer. Each address thus gets its share, however many connections another one opens. If all addresses have one
-//! connection each, a new address replaces the oldest connection with an incomplete handshake or request: an honest
-//! client completes these within milliseconds. A client with a valid certificate never loses a connection in this way,
-//! and no request that has arrived completely is lost.
+//! fewer. Each address thus gets its share, however many connections another one opens. If no address can lose a
+//! connection in this way, for example because each has only one, a new address replaces the oldest connection with an
+//! incomplete handshake or request: an honest client completes these within milliseconds. A client with an accepted
+//! certificate never loses a connection to another client, and no request that has arrived completely is lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -69,7 +69,8 @@ struct Holder {
     end: CancellationToken,
 }
 
-/// What would be interrupted if a permit were revoked. Of one address's permits, the lowest variant is revoked first.
+/// What would be interrupted if a permit were revoked. Of one address's permits, one with the lowest variant is revoked
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Loss {
     Handshake,
@@ -115,8 +116,8 @@ impl ConnectionPermit {
         self.holder.authentication.store(authentication as u8, Ordering::Relaxed);
     }
 
-    /// Runs a connection until it ends, its permit is revoked, or all connections are cut. Returns whether the permit
-    /// was revoked.
+    /// Runs a connection until it ends, its permit is revoked, or all connections are cut. After a revocation, first
+    /// answers a request that has arrived completely. Returns whether the permit was revoked.
     pub(super) async fn run(&self, connection: impl Future<Output = ()>) -> bool {
         let mut connection = pin!(connection);
         let has_ended = self.holder.end.run_until_cancelled(connection.as_mut()).await.is_some();

@@ -2,7 +2,7 @@
 //!
 //! The API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
 //! a draining server continues to accept connections and to answer requests. It asks each client by `Connection: close`
-//! (HTTP/2: GOAWAY) to connect elsewhere, and ends when no connection is left.
+//! (HTTP/2: GOAWAY) to connect elsewhere. It ends when no connection is left, or at the deadline of the drain.
 
 mod connection;
 mod connection_permits;
@@ -75,7 +75,9 @@ pub struct ServerSettings {
     /// Maximum number of bytes of all pending responses on one connection. A single pending response may have any size.
     pub max_pending_response_bytes: usize,
     /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
-    /// new client. If the new client would then have as many connections itself, its new connection is closed instead.
+    /// new client, unless the new client would then have as many connections itself. If no connection can be closed for
+    /// the new client, its new connection is closed. A connection with an accepted client certificate is never closed
+    /// for a new client.
     pub max_connections: usize,
     /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. The
     /// actual age varies by up to 20 per cent. `None`: no maximum age.
@@ -88,7 +90,8 @@ pub struct ServerSettings {
     /// The size of the operating system's send buffer for a connection, in bytes. Linux allocates twice this size.
     /// Without this setting, the buffer grows up to some MiB, although a response has a few KiB.
     pub send_buffer_bytes: usize,
-    /// The size of a connection's buffer in each direction. The head of a request must fit into it.
+    /// Maximum size, in bytes, of a connection's buffer in each direction. On HTTP/1.1, the head of a request must fit
+    /// into it. On HTTP/2, it is the size of the send buffer of each stream.
     pub max_buffer_bytes: usize,
     /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
@@ -454,7 +457,8 @@ impl ServerContext {
     }
 }
 
-/// Determines when a connection accepts no further requests: at its maximum age, or when the server drains.
+/// Determines when the server asks a client to end a connection: at the connection's maximum age, or when the server
+/// drains.
 #[derive(Clone, Debug)]
 pub(crate) struct Retire {
     at: Option<Instant>,
@@ -476,8 +480,8 @@ impl Drain {
         Self { flag: Arc::default(), token, idle: CancellationToken::new() }
     }
 
-    /// Waits for the drain to begin, and then until no connection is left or the deadline has passed. Returns the
-    /// deadline.
+    /// Waits for the drain to begin. Then waits for the minimum time, and until no connection is left or the deadline
+    /// has passed. Returns the deadline.
     async fn run(&self, tracker: &TaskTracker, settings: &ServerSettings, metrics: &ConnectionMetrics) -> Instant {
         self.token.cancelled().await;
         self.flag.store(true, Ordering::Relaxed);
@@ -494,8 +498,8 @@ impl Drain {
         deadline
     }
 
-    /// Closes idle connections shortly before the deadline, without losing a request. Requests in flight get the
-    /// remaining time before their connections are cut. Never returns.
+    /// Closes idle HTTP/1.1 connections shortly before the deadline. Requests in flight get the remaining time before
+    /// their connections are cut. Never returns.
     async fn close_idle(&self, deadline: Instant, settings: &ServerSettings) -> Infallible {
         sleep_until(deadline - LAST_RESPONSES.min(settings.drain_deadline / 10)).await;
         self.idle.cancel();
@@ -513,7 +517,7 @@ impl Retire {
         self.drain.flag.load(Ordering::Relaxed) || self.at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Waits until the connection must not accept further requests.
+    /// Waits until the connection is due to end: at its maximum age, or when the drain begins.
     pub(crate) async fn wait(&self) {
         match self.at {
             Some(at) => tokio::select! {

@@ -168,7 +168,7 @@ fn rows() -> Vec<Row> {
         good(40, "1.4 MiB, so that the additions exceed the limit")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .is(WARNED),
-        // Every denial has code 403. With 413, a client would conclude that its own request is too large.
+        // The code is 403. With 413, a client would conclude that its own request is too large.
         good(40, "the size limit with failurePolicy: Fail")
             .pod(annotated("large", "x".repeat(1_400 * 1024 - 200)))
             .profile(denies)
@@ -221,7 +221,8 @@ fn rows() -> Vec<Row> {
             .is(WARNED),
         row(70, "1 MiB of managed fields").pod(|pod| pod["metadata"]["managedFields"] = managed_fields(MIB)),
     ];
-    // By default an invalid value is ignored with a warning. Here the profile denies the pod instead.
+    // By default, a profile with an invalid parameter value is skipped with a warning. Here the profile denies the pod
+    // instead.
     for (name, value) in
         [("too large", "11".to_owned()), ("not a number", "ten".to_owned()), ("1 MiB", "9".repeat(MIB))]
     {
@@ -230,8 +231,7 @@ fn rows() -> Vec<Row> {
                 .pod(annotated(key, value))
                 .profile(parameter(&integer, key))
                 .profile(|profile| profile["parameters"][0]["onInvalid"] = json!("Deny"))
-                // Every denial has code 403. The message names the annotation, so that the pod's author finds the
-                // value.
+                // The message names the annotation, so that the pod's author finds the value.
                 .is(Expected::Deny(403, "sidecar.example/value")),
         );
     }
@@ -352,7 +352,7 @@ fn namespaced_profile_ignores_other_namespaces() {
 }
 
 /// A `ResourceQuota` (`count/…`) can limit the number of profiles in a namespace. Without a quota, 10,000 profiles are
-/// served, and memory and time grow only with the size of their specs.
+/// served, with limited memory for each of them and a short time for a review.
 #[test]
 fn ten_thousand_profiles_in_namespace_are_served() {
     const COUNT: usize = 10_000;

@@ -167,7 +167,7 @@ fn body_rows() -> Vec<Row> {
         good(17, "a uid of 10 KiB")
             .text(UID, &format!("\"uid\":\"{}\"", "u".repeat(10_240)))
             .refused(400, "request.uid"),
-        // The response has the same version, because API servers before 1.22 send v1beta1, and some tools still do.
+        // The response has the same version as the review. A webhook configuration can request v1beta1.
         good(18, "v1beta1").text("admission.k8s.io/v1", "admission.k8s.io/v1beta1").is(Expected::Injected(
             |injected| {
                 assert_eq!(injected.answer["apiVersion"], "admission.k8s.io/v1beta1");

@@ -57,8 +57,8 @@ pub fn fast_and_large() -> Router {
     Router::new().route("/fast", get(async || "fast")).route("/large", get(async || "x".repeat(LARGE)))
 }
 
-/// Returns a fast and a slow route. The slow route notifies `asked` of each request, and responds once `answer` is
-/// notified.
+/// Returns the routes of [`fast_and_large`], and a slow one. The slow route notifies `asked` of each request, and
+/// responds once `answer` is notified.
 pub fn fast_and_slow(asked: &Arc<Notify>, answer: &Arc<Notify>) -> Router {
     let (asked, answer) = (Arc::clone(asked), Arc::clone(answer));
     let slow = get(async move || {

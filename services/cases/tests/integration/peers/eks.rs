@@ -49,7 +49,7 @@ const ENDPOINT: [(&str, &str); 5] = [
 
 /// The range of a token's lifetime in seconds, if the lifetime is randomized. The peer's tests use fixed random
 /// numbers, so they expect the minimum. In our profiles, the lifetime depends on the request. All lifetimes in the
-/// range are equivalent.
+/// range are equivalent, except for its end: this is the lifetime without randomization.
 const SPREAD_LIFETIME: std::ops::RangeInclusive<i64> = 79200..=86400;
 
 pub(crate) fn cases(folder: &Path, shipped: &ShippedProfiles) -> Vec<PeerCase> {

@@ -108,7 +108,7 @@ fn flatten(document: Json, documents: &mut Vec<Json>) {
     }
 }
 
-/// Removes nulls from a value.
+/// Removes the members of all maps in a value that are null.
 pub(crate) fn without_nulls(value: Json) -> Json {
     match value {
         Json::Object(members) => {
@@ -176,7 +176,8 @@ fn last_of_duplicate_keys_counts() {
     assert_eq!(parse("a: 1\nb: 2\na: 3").unwrap(), [json!({"a": 3, "b": 2})]);
 }
 
-/// Rewrites quantities of resources as the API server does: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as `500m`.
+/// Rewrites quantities of resources and size limits as the API server does: `2000m` as `2`, `1024Mi` as `1Gi`, `0.5` as
+/// `500m`.
 pub(crate) fn normalize_quantities(value: &mut Json) {
     match value {
         Json::Object(members) => {
@@ -214,7 +215,7 @@ fn canonical(text: &str) -> Option<String> {
     let is_binary = suffix.ends_with('i');
     let (base, suffixes) = if is_binary { (1024_i128, BINARY.as_slice()) } else { (1000_i128, DECIMAL.as_slice()) };
     let index = u32::try_from(suffixes.iter().position(|other| *other == suffix)?).ok()?;
-    // The amount is in thousandths. The first decimal suffix is `m`, a thousandth.
+    // The amount is in thousandths of the unit of the first suffix. The first decimal suffix is `m`, a thousandth.
     thousandths = thousandths.checked_mul(base.checked_pow(index)?)?;
     if thousandths % 1000 != 0 {
         return None;
@@ -295,8 +296,8 @@ fn create_parents(object: &mut Json, path: &str) {
     }
 }
 
-/// Returns the longest name that is a prefix of another name, such as `hello` for `hello-tproxy`, and the rest of the
-/// other name without the separator.
+/// Returns the longest of `names` that is a prefix of `other`, such as `hello` for `hello-tproxy`, and the rest of
+/// `other` without the separator.
 pub(crate) fn longest_prefix<'n, 'o>(names: &'n [String], other: &'o str) -> Option<(&'n str, &'o str)> {
     let suffix_of = |name: &'n String| {
         let rest = other.strip_prefix(name.as_str())?;

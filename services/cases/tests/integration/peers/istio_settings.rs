@@ -109,7 +109,8 @@ const CONVERTED: [&str; 11] = [
 ];
 
 /// Settings that do not affect an injected pod. They determine for which pods the API server calls the injector,
-/// install other components, or affect only later actions of the control plane.
+/// install other components, or affect only later actions of the control plane. The exception is one field of
+/// `/meshConfig/extensionProviders`, which [`convert_settings`] reads.
 const IRRELEVANT: [&str; 47] = [
     "/gateways/seccompProfile",
     "/sidecarInjectorWebhook/enableNamespacesByDefault",
@@ -163,7 +164,7 @@ const IRRELEVANT: [&str; 47] = [
 /// Components of an installation that do not affect an injected pod.
 const IRRELEVANT_COMPONENTS: [&str; 5] = ["base", "egressGateways", "ingressGateways", "ztunnel", "istiodRemote"];
 
-/// Profiles of an installation that do not affect an injected pod.
+/// Istio's own installation profiles (`spec.profile`) that do not affect an injected pod.
 const IRRELEVANT_PROFILES: [&str; 4] = ["", "default", "empty", "minimal"];
 
 /// A part of a result's name, and the parameters that it sets.
@@ -238,7 +239,8 @@ fn variants(name: &str) -> Option<Vec<Variant>> {
     Some(found)
 }
 
-/// Reads the parameters of a document, which is a resource of the peer.
+/// Reads the settings in the spec of a resource of the peer, and appends the corresponding profile parameters to
+/// `parameters`. An unknown setting is an error.
 fn read_document(
     document: &Json,
     shipped: &ShippedProfiles,
@@ -305,7 +307,8 @@ fn read_components(components: &Json, values: &mut Json) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes parameters from several settings.
+/// Computes the parameters for the settings in [`CONVERTED`] and for a few others, and appends them to `parameters`. An
+/// unknown platform is an error.
 fn convert_settings(
     values: &Json,
     shipped: &ShippedProfiles,

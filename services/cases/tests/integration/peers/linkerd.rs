@@ -3,8 +3,8 @@
 //!
 //! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name contains
 //! all parts of the patch's name. If several match, the patch with the most parts is chosen. Some patches change only
-//! annotations. The peer never injects into a pod whose name shares a part with such a patch or with a namespace that
-//! has settings. Such a pod tests only the annotations.
+//! annotations. The peer's tests never inject into a pod whose name shares a part with such a patch or with a namespace
+//! that has settings. Such a pod tests only the annotations.
 //!
 //! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of the result's
 //! name. In the latter case, no file contains the flags of the command. `inject_X.values.yml` has settings of `X`, by

@@ -61,8 +61,7 @@ pub(crate) enum Expected {
     NotPart(Json),
     /// The object is rejected.
     Denied,
-    /// The object is unchanged. If the peer's message is known, the author must get a message, too. It must contain
-    /// every name of a field of the object that the peer's message contains.
+    /// The object is unchanged. If the peer's message is known, the messages to the author must give the same reason.
     LeftAlone(Option<String>),
 }
 
@@ -160,8 +159,9 @@ impl RunnableCase {
     }
 }
 
-/// Whether the messages give the same reason as the peer's message: they must contain every name of a field of the
-/// object that the peer's message contains. The other words may differ.
+/// Whether the messages give the same reason as the peer's message `why`. There must be at least one message. Each word
+/// of `why` that has a capital letter and is the name of a field of the object must be in a message. The other words
+/// may differ.
 fn gives_reason(messages: &[String], why: &str, object: &Map<String, Json>) -> bool {
     let words = why.split(|sign: char| !sign.is_ascii_alphanumeric());
     let mut fields =

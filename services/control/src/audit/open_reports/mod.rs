@@ -3,10 +3,10 @@
 //! A report exists as long as its namespace has results, as with Kyverno: passed results count too, and a report
 //! without results is deleted. Kubernetes deletes a report together with its namespace.
 //!
-//! The audit does not keep the findings of all namespaces. The audit's summary only contains a hash of the findings of
-//! each namespace, and this task requests the findings of one namespace at a time, when the hash has changed. To limit
-//! the load, it writes at most ten reports a second. If only counts have changed, it writes a report at most every five
-//! minutes.
+//! The audit does not keep the findings of all namespaces. The audit's summary contains only counts and a hash of the
+//! findings of each namespace. This task requests the findings of one namespace at a time, before it writes the
+//! namespace's report. To limit the load, it writes at most ten reports a second. If only counts have changed, it
+//! writes a report at most every five minutes.
 //!
 //! A new leader writes each report once. The API server does not store an unchanged object again.
 
@@ -34,7 +34,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 const ROUND_PAUSE: Duration = Duration::from_secs(2);
 /// Minimum time between two writes.
 const WRITE_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum time between two rounds.
+/// Maximum time to wait for a new report of the audit before the next round.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Time between two lists of the stored reports. A deleted report is written again after a list.
 const LIST_INTERVAL: Duration = Duration::from_mins(10);
@@ -197,7 +197,8 @@ impl ReportTracker {
         found.map(|(name, _)| name).chain(gone.map(|(name, _)| name)).cloned().collect()
     }
 
-    /// Records the stored reports. Reports that are missing, or that another client created, are written again.
+    /// Records the stored reports. Reports that are missing, or that this controller has not written, are written
+    /// again.
     fn listed(&mut self, namespaces: &BTreeSet<Box<str>>, now: Instant) {
         self.0.retain(|name, stored| namespaces.contains(name) || now < stored.not_before);
         for name in namespaces {

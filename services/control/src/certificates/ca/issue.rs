@@ -1,8 +1,8 @@
 //! Creates CAs and serving certificates (ECDSA P-256), and defines their lifetimes.
 //!
-//! A CA may sign only for the release's own names, so a stolen key can impersonate only the webhook. The restriction is
-//! not marked critical, since some clients reject a certificate with an unknown critical extension. Clients that know
-//! the extension enforce it anyway.
+//! A CA may sign only for the release's own names, so a stolen key can impersonate only the webhook and the trust
+//! probe. The restriction is not marked critical, since some clients reject a certificate with an unknown critical
+//! extension. Clients that know the extension enforce it anyway.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use crate::release::Release;
 const HOUR: Duration = Duration::from_hours(1);
 const DAY: Duration = Duration::from_hours(24);
 
-/// Lifetimes of certificates. Tests use a few seconds: times in certificates have a resolution of one second.
+/// Lifetimes of certificates. Times in certificates have a resolution of one second, so tests use lifetimes of a few
+/// seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lifetimes {
@@ -133,7 +134,8 @@ pub enum IssueError {
 }
 
 impl IssueError {
-    /// Whether a retry cannot succeed: the CA has expired, or may not sign for these names.
+    /// Whether the CA prevents signing, so that a retry cannot succeed: it has expired or expires too soon, or clients
+    /// would not trust its certificates for these names.
     #[must_use]
     pub(crate) const fn is_final(&self) -> bool {
         matches!(self, Self::Ended { .. } | Self::Untrusted(_))
@@ -217,7 +219,7 @@ impl Issuing<'_> {
         Ok(CaMaterial { facts, certificate, key: Some(PrivateKey(key.serialize_pem())) })
     }
 
-    /// Creates a serving certificate for these names. API servers verify the first name.
+    /// Creates a serving certificate for `names`. API servers verify the first name.
     ///
     /// # Errors
     /// The CA has no key or expires too soon, a name is invalid, the library fails, or clients would not trust the
@@ -282,8 +284,8 @@ impl Issuing<'_> {
     }
 }
 
-/// Builds the extension that restricts a CA to these names and their subdomains. The function that rcgen offers for
-/// this would mark the extension as critical.
+/// Builds the extension that restricts a CA to `names` and their subdomains. The function that rcgen offers for this
+/// would mark the extension as critical.
 fn name_constraints(names: &[String]) -> CustomExtension {
     let content = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {

@@ -31,7 +31,8 @@ pub struct Expected<'e> {
     pub names: &'e [String],
     /// The current time.
     pub now: Timestamp,
-    /// The trusted CAs: one of them must have signed the certificate. With `None`, the signature is not checked.
+    /// The trusted CAs: one of them must have signed the certificate or an intermediate of its chain. With `None`, the
+    /// signature is not checked.
     pub trusted: Option<&'e [CertificateDer<'static>]>,
 }
 
@@ -60,7 +61,8 @@ pillion_api::labelled! {
         BadKey => "bad_key",
         /// The key does not match the certificate.
         Mismatch => "mismatch",
-        /// A required name is missing.
+        /// The certificate lacks a required name. Also used if no name is required, or if a required name is not a DNS
+        /// name.
         Name => "name",
         /// The certificate is not valid yet.
         NotYet => "not_yet",
@@ -68,7 +70,8 @@ pillion_api::labelled! {
         Expired => "expired",
         /// The certificate is not a server certificate.
         Purpose => "purpose",
-        /// No known CA signed the certificate, or that CA is invalid or may not sign it.
+        /// The certificate has no valid chain to a trusted CA: for example, no trusted CA signed it, or the CA has
+        /// expired or may not sign for the name.
         Untrusted => "untrusted",
     }
 }
@@ -123,7 +126,7 @@ pub fn judge(chain_pem: &[u8], key: &[u8], expected: Expected<'_>) -> Result<Val
     Ok(ValidCertificate { certificate, not_before, not_after })
 }
 
-/// Whether this CA signed the certificate, and may sign for a server of this name.
+/// Whether this CA signed the certificate, is valid now, and may sign for a server of this name.
 #[must_use]
 pub(crate) fn is_signed_by(fit: &ValidCertificate, ca: &CertificateDer<'static>, name: &str, now: Timestamp) -> bool {
     let (chain, trusted) = (std::slice::from_ref(&fit.certificate), std::slice::from_ref(ca));

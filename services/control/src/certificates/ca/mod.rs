@@ -5,7 +5,7 @@
 //!
 //! - this file: keys, PEM, and the name in a CA certificate;
 //! - [`judge`]: whether a certificate and its key can be served;
-//! - [`issue`]: creates CAs and serving certificates, and computes when they are renewed;
+//! - [`issue`]: creates CAs and serving certificates, and computes when serving certificates are renewed;
 //! - [`stored`]: the Secret with the CAs and the record of the rotation, and the `caBundle` with these CAs.
 //!
 //! No input from the cluster makes this module panic, and no private key appears in `Debug` output.

@@ -79,7 +79,7 @@ pub enum CorruptSecret {
     },
 }
 
-/// The error if the certificate or the key of a CA in the record is missing.
+/// The error if a CA is not in the record, or if the certificate or the key of a recorded CA is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate or the key of CA {} is missing", (.0).0)]
 pub struct MissingCa(pub Generation);
@@ -174,7 +174,7 @@ impl KnownCas {
         Self::assemble(record, &cas, self.retired.clone())
     }
 
-    /// Signs a serving certificate for these names. API servers verify the first name.
+    /// Signs a serving certificate for `names`. API servers verify the first name.
     ///
     /// # Errors
     /// The CA does not exist. For the other errors, see [`Issuing::serving_certificate`].
@@ -349,8 +349,8 @@ fn is_possible(generation: &Generation) -> bool {
     generation.0 <= MAX_GENERATION
 }
 
-/// Parses a CA certificate, and reads its number from its data key. Returns `None` if the certificate is damaged, or
-/// belongs to a different release or number.
+/// Parses a CA certificate, and reads its number from its data key. Returns `None` if the data key is not that of a
+/// certificate, or if the certificate is damaged or belongs to a different release or number.
 fn readable(key: &str, text: &[u8], release: &Release) -> Option<(Generation, CertificateDer<'static>)> {
     let generation = numbered(key, ".crt").filter(|generation| certificate_key(*generation) == key)?;
     let [certificate] = certificates(text).try_into().ok()?;

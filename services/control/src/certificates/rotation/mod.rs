@@ -9,9 +9,10 @@
 //!   compromised, it remains trusted for an additional time.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
 //!   with the serving certificate, and the webhook configuration. The next leader continues from there.
-//! - Each step is one write to one object, guarded by the object's `resourceVersion` and by an *epoch*. The epoch grows
-//!   with each write of the record, and is written into the other two objects. If an object has a later epoch than the
-//!   record that a leader read, this leader is outdated and observes again.
+//! - Each step writes one object, or the two webhook configurations. Each write is guarded by the object's
+//!   `resourceVersion` and by an *epoch*. The epoch grows with each write of the record, and is written into the other
+//!   objects. If an object has a later epoch than the record that a leader read, this leader is outdated and observes
+//!   again.
 //!
 //! A replica without a certificate first reads the Secret from etcd. A cache of the API server could return a
 //! certificate that is no longer trusted. Then the replica watches the Secret.
@@ -40,12 +41,13 @@ pillion_api::labelled! {
     #[derive(PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Phase {
-        /// There is one CA. The phase ends when the CA reaches its rotation age, or when an administrator requests a
-        /// rotation.
+        /// There is one CA. The phase ends when the CA reaches its rotation age, when an administrator requests a
+        /// rotation, or when the CA is lost or cannot sign.
         Stable => "stable",
         /// The next CA exists, and is not trusted yet.
         Staged => "staged",
-        /// The bundle has both CAs. The phase ends when every API server is known to trust the next one.
+        /// The bundle has both CAs. The phase ends when every API server is known to trust the next one, or after a
+        /// timeout if none is known to reject it.
         Expanded => "expanded",
         /// The next CA issues the serving certificate. The phase ends when the Secret contains that certificate.
         Switched => "switched",
@@ -55,7 +57,8 @@ pillion_api::labelled! {
         /// Like `Verified`, but the old key is deleted. Connections and replicas that the probes did not reach may
         /// still need the old CA, so it remains trusted for some time.
         Soaking => "soaking",
-        /// The bundle has only the next CA. The phase ends when every API server is known to trust it.
+        /// The bundle has only the next CA. The phase ends under the same conditions as `Expanded`. If an API server or
+        /// an endpoint still needs the old CA, the rotation returns to `Verified`.
         Contracted => "contracted",
     }
 }
@@ -111,7 +114,7 @@ pub struct Record {
     /// The epoch of the last required change of the serving certificate.
     pub certificate_epoch: u64,
     /// The active CA, which signs the serving certificates before phase `Switched`. `None` after the record was lost.
-    /// The bundle then has unknown certificates, which remain trusted until the rotation is complete.
+    /// The bundle then has unknown certificates, which remain trusted until the phase `Contracted`.
     pub active: Option<Ca>,
     /// The next CA. `None` only in phase `Stable`.
     pub next: Option<Ca>,
@@ -152,7 +155,8 @@ impl Record {
 pub struct Observed {
     /// The leader's clock.
     pub now: Timestamp,
-    /// Whether the leader's clock agrees with the API server's. If not, steps that depend on an age are not taken.
+    /// Whether the leader's clock agrees with the API server's. If not, no certificate is created, and no step that
+    /// depends on an age is taken.
     pub clock_agrees: bool,
     /// The record.
     pub record: Stored<Record>,
@@ -243,14 +247,15 @@ pub struct Bundle {
 /// Results of probing every endpoint over a separate TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeSummary {
-    /// Number of endpoints that responded with a certificate that the bundle trusts.
+    /// Number of endpoints that responded with a certificate that the bundle trusts or, while there is no bundle, that
+    /// a CA of the record signed.
     pub answering: usize,
     /// Consecutive rounds in which every endpoint served a certificate of the *newest* CA.
     pub rounds: u32,
     /// Whether a client that trusts only the newest CA would have rejected an endpoint in the last round. In the phases
     /// `Staged` and `Expanded`, it would reject every endpoint.
     pub is_other_ca_served: bool,
-    /// Whether the last round found an endpoint that serves an untrusted certificate.
+    /// Whether the last round found an endpoint whose certificate is from no CA of the record.
     pub untrusted: bool,
     /// Number of endpoints that could not be probed in the last round. [`plan`] does not use it.
     pub unreachable: usize,
@@ -320,7 +325,7 @@ pub enum Repair {
     Create,
     /// The rotation changes the bundle.
     Rotation,
-    /// A required CA was removed, or an entry differs from the others.
+    /// A required CA was removed, or the bundles are not uniform ([`Bundle::uniform`]).
     Damaged,
     /// The bundle has an unknown certificate.
     Foreign,

@@ -18,7 +18,7 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Age at which a CA is replaced: half of its lifetime.
+    /// Age at which a CA is replaced. The default is half of the default lifetime of a CA.
     pub rotate_after: Duration,
     /// How long to wait for API servers without a result after the bundle was changed.
     pub propagation_timeout: Duration,
@@ -278,8 +278,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the step that replaces the serving certificate, if it is not the required one or must be renewed. While
-    /// the clock is wrong, returns a step that waits.
+    /// If the serving certificate is not the required one or must be renewed, returns the step that replaces it, or a
+    /// step that waits while the clock is wrong. Otherwise, or if the CA cannot sign, returns `None`.
     fn serving_certificate(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
             // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.

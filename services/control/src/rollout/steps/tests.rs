@@ -28,7 +28,7 @@ fn pods(all: usize, upgraded: usize, running: usize) -> PodStates {
     PodStates { all, upgraded, running, away: upgraded, ..PodStates::default() }
 }
 
-/// Returns the number of pods that may have the revision.
+/// Returns the number of pods that should get the revision in the current phase and step.
 fn share(situation: &Situation<'_>, status: &UpgradeStatus) -> usize {
     let pods = PodStates { all: situation.pods.all, ..PodStates::default() };
     left(&Situation { pods, ..situation.clone() }, status)

@@ -123,7 +123,7 @@ fn excess_skips_only_the_offending_profile() {
     for (level, expected) in [(None, vec!["app", "plain", "hard"]), (Some("restricted"), vec!["app", "hard"])] {
         let (decided, object) = decide(&pod(), &snapshot, level);
         assert_eq!(names(&object), expected, "{level:?}");
-        // The record does not mention profiles that were not applied, and a second pass makes the same decision.
+        // The record does not mention profiles that were not applied, and a second pass changes nothing.
         let record = object["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap();
         assert_eq!(record.contains("a-plain"), level.is_none(), "{record}");
         assert_eq!(decided.decision.outcome, Outcome::Injected);

@@ -29,7 +29,7 @@ impl Library {
     }
 }
 
-/// Returns the reason why the only profile with this spec is not covered.
+/// Returns the reason why a profile with this spec is not covered, if it is the only profile of the cluster.
 fn refusal(spec: Value) -> String {
     let net = Library::of(&[("p", spec)]).net();
     let [(_, reason)] = net.uncovered.as_slice() else { panic!("covered: {net:?}") };

@@ -93,7 +93,7 @@ impl<'d> Compiler<'d> {
         self.expression(source)
     }
 
-    /// Compiles a string at a field path that may contain expressions. `None` if it has an error, which is reported.
+    /// Compiles a string, which may contain expressions, at a field path. `None` if it has an error, which is reported.
     pub(crate) fn text_at(&mut self, path: &str, text: &str) -> Option<Choice<Box<str>>> {
         path.clone_into(&mut self.path);
         match expression::Text::parse(text) {
@@ -234,7 +234,7 @@ impl<'d> Compiler<'d> {
         })
     }
 
-    /// Compiles a string that contains at least one expression.
+    /// Compiles the expressions in a parsed string. `whole` is the string as written, for error messages.
     fn text(&mut self, whole: &str, parsed: expression::Text) -> Option<Text> {
         match parsed {
             expression::Text::Literal(literal) => Some(Text::Mixed([Piece::Literal(literal.into())].into())),
@@ -541,7 +541,8 @@ fn is_plain(value: &Json) -> bool {
     }
 }
 
-/// Whether a value is always present and contains no expression.
+/// Whether a value is always present and contains no expression. In a map with directives, only `$when` and `$value`
+/// are checked.
 fn is_constant(value: &Json) -> bool {
     match value {
         Json::Object(fields) => !fields.contains_key("$when") && fields.get("$value").is_none_or(is_constant),

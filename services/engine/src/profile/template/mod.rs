@@ -53,7 +53,7 @@ pub(crate) struct ValueWithChanges {
 pub(crate) enum Text {
     /// A single expression. Its result keeps its type.
     Whole(Expression),
-    /// A string that contains expressions and literal text.
+    /// Pieces of literal text and expressions. Their results are concatenated.
     Mixed(Box<[Piece]>),
 }
 
@@ -275,7 +275,7 @@ impl NodeDirectives {
         matches!(self.for_each, Some(ForEach::Existing)) || self.prune.is_some()
     }
 
-    /// Whether the directives can change or remove values that an earlier pass added.
+    /// Whether the directives can change or remove values that an earlier call of the webhook added to the object.
     const fn changes_earlier_additions(&self) -> bool {
         let replaces = match &self.conflict {
             Some(Choice::Constant(rule)) => matches!(rule, ConflictRule::Replace),

@@ -61,7 +61,8 @@ fn pod(name: &str, annotations: &Json) -> Json {
     })
 }
 
-/// The result of a request: the injected label, the patched pod, the warnings, and the lookups that the decision needs.
+/// The result of a request: the injected label, the patched pod, the warnings, the lookups that the decision needs, and
+/// the outcome.
 struct Got {
     label: Option<String>,
     object: Json,

@@ -63,7 +63,7 @@ fn is_empty_value(value: &Json) -> bool {
     }
 }
 
-/// Converts a value to a literal in a template: escapes expressions, and omits nulls.
+/// Converts a value to a literal in a template: escapes expressions, and omits fields that are null.
 ///
 /// # Errors
 /// The path of a key that a template would interpret as a directive or an expression.
@@ -98,7 +98,8 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-/// Returns the Kubernetes object name that is closest to a string.
+/// Converts a string to a valid Kubernetes object name: at most 63 characters, in lower case, with hyphens instead of
+/// invalid characters.
 fn object_name(text: &str) -> String {
     let lower = text.to_lowercase();
     let mapped = lower.chars().map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' });

@@ -23,7 +23,7 @@ pub(crate) struct Options {
 /// Converts each configuration to a profile.
 ///
 /// # Errors
-/// All problems that prevent a conversion.
+/// The first problem of each document that cannot be converted.
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut converted = Converted::default();
     let mut faults = Vec::new();

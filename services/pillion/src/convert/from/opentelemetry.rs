@@ -1,7 +1,8 @@
 //! Converts `Instrumentation` resources of the OpenTelemetry operator. For each language, a resource becomes a cluster
 //! profile that extends the shipped profile of that language and changes the defaults of its parameters. Pods of all
-//! namespaces request it by `namespace/name`. A second profile in the resource's own namespace only extends the first.
-//! Pods of that namespace request it by `name`, or by `true` if the namespace has no other resource.
+//! namespaces request it by `namespace/name`. A second profile, in the resource's own namespace, extends the first and
+//! changes only how pods request it. Pods of that namespace request it by `name`, or by `true` if the namespace has no
+//! other resource.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +111,7 @@ pub(crate) struct Options {
 /// Converts each resource to its profiles.
 ///
 /// # Errors
-/// All problems that prevent a conversion.
+/// The first problem of each document that cannot be converted.
 pub(crate) fn convert(documents: &[Document], options: &Options) -> Result<Converted, Vec<Remark>> {
     let mut converted = Converted::default();
     let mut faults = Vec::new();
@@ -273,7 +274,7 @@ impl<'d> Resource<'d> {
         Ok(parameters.into())
     }
 
-    /// Adds a remark for each field without a profile parameter.
+    /// Adds a remark for each non-empty field without a profile parameter.
     fn note_unknown(&self, notes: &mut Vec<Remark>) {
         let known = COMMON.iter().chain(&OF_AGENTS).map(|(pointer, _)| (*pointer).to_owned());
         let of_languages = LANGUAGES.iter().filter_map(|language| Some((language.field?, language.parameters)));
@@ -304,7 +305,7 @@ impl<'d> Resource<'d> {
     }
 }
 
-/// Returns `name`, or `name` with a number if it is taken. Adds the result to `taken`.
+/// Returns `name`. If it is taken, returns at most 59 bytes of it with a number. Adds the result to `taken`.
 fn unique_name(name: &str, taken: &mut Vec<String>) -> String {
     let numbered = (2..).map(|number| format!("{}-{number}", name.get(..name.len().min(59)).unwrap_or(name)));
     // `find` always succeeds: `numbered` is infinite, and `taken` is finite.

@@ -1,6 +1,6 @@
-//! Converts `SidecarSet` resources of `OpenKruise`, which add containers, volumes and metadata to selected pods.
-//! In-place upgrades of running pods need Kruise's controller, so a remark reports them. With Pillion, new pods get the
-//! new sidecar, and `pillion rollout` replaces old pods.
+//! Converts `SidecarSet` resources of `OpenKruise`, which add containers, volumes and metadata to selected pods. The
+//! strategy for upgrades of running pods is omitted with a remark, because the profile's own field `rollout` configures
+//! them. Hot upgrades need Kruise's controller, so they get a remark too.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -30,7 +30,7 @@ const KNOWN: [&str; 10] = [
 /// Converts each resource to a profile.
 ///
 /// # Errors
-/// All problems that prevent a conversion.
+/// The first problem of each document that cannot be converted.
 pub(crate) fn convert(documents: &[Document]) -> Result<Converted, Vec<Remark>> {
     let mut reader = Reader { notes: Vec::new() };
     let mut converted = Converted::default();
@@ -51,7 +51,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Converts one resource. Returns `None` if it currently injects nothing.
+    /// Converts one resource. Returns `None` if it is paused.
     fn profile(&mut self, index: usize, object: &Json) -> Result<Option<Json>, Remark> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Json::as_str).filter(|text| !text.is_empty());
         let is_kruises = text("/apiVersion").is_some_and(|version| version.starts_with("apps.kruise.io/"));
@@ -200,7 +200,8 @@ impl Reader {
         }
     }
 
-    /// Returns the annotations to add to the pod, each with the conflict policy of its patch.
+    /// Returns the annotations to add to the pod, each with the conflict policy of its patch. Patches with an unknown
+    /// policy are omitted with a remark. `None` if no annotation remains.
     fn annotations(&mut self, index: usize, spec: &Map<String, Json>) -> Result<Option<Json>, Remark> {
         let mut annotations = Map::new();
         let patches = spec.get("patchPodMetadata").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();

@@ -18,7 +18,7 @@ const EVERYWHERE: &str = "everywhere";
 /// The version of a configuration that specifies none.
 const LATEST: &str = "latest";
 
-/// The maximum length of an inheritance chain.
+/// The maximum number of configurations in an inheritance chain.
 const LONGEST_CHAIN: usize = 16;
 
 /// Lists whose elements have names. A configuration merges them by name with the inherited lists.
@@ -33,13 +33,15 @@ const SINGLE: [(&str, &str); 5] = [
     ("hostPID", "true or false"),
 ];
 
-/// String fields at any level, and lists of strings. The injector unmarshals YAML into typed fields, so it reads an
-/// unquoted number or boolean there as a string.
+/// String fields at any level. The injector unmarshals YAML into typed fields, so it reads an unquoted number or
+/// boolean there as a string.
 const TEXT: [&str; 9] =
     ["name", "image", "value", "mountPath", "subPath", "workingDir", "ip", "inherits", "serviceAccountName"];
+/// Lists of strings at any level, whose elements the injector reads like the fields in [`TEXT`].
 const TEXTS: [&str; 3] = ["args", "command", "hostnames"];
 
-/// Names that cannot request a profile, because in a request annotation they mean yes or no.
+/// Names that mean yes or no in a request annotation. They can request a profile only together with a version other
+/// than [`LATEST`].
 const WORDS: [&str; 14] =
     ["true", "t", "yes", "y", "on", "enabled", "1", "false", "f", "no", "n", "off", "disabled", "0"];
 
@@ -64,7 +66,7 @@ type Fields = Map<String, Json>;
 /// A configuration that pods can request.
 struct Configuration {
     document: usize,
-    /// Name and version, in lower case.
+    /// The name, in lower case like the version.
     name: String,
     version: String,
     /// The fields, including the inherited ones.
@@ -146,7 +148,8 @@ impl Reader<'_> {
         Some(known)
     }
 
-    /// Validates a list of mappings with a unique key.
+    /// Checks that each element of a list has a non-empty string at the key `unique`, which is `name` or `ip`. These
+    /// strings may repeat only in `volumeMounts` and `hostAliases`.
     fn check_list(&mut self, document: usize, field: &str, value: &Json, unique: &str) {
         let Some(items) = value.as_array() else {
             self.faults.push(Remark::new(document, field, "expected a list"));

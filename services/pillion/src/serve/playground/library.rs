@@ -1,5 +1,5 @@
-//! Example profiles, each with an object that requests it. The object comes from the profile's first test case in which
-//! the profile is injected.
+//! Example profiles, each with an object that requests it. The object comes from the first test case of the profile in
+//! which the pod is injected, if there is one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -17,9 +17,9 @@ use super::run::{self, Platform, Texts, is_profile};
 use crate::load::{self, Source, yaml};
 use crate::output;
 
-/// The maximum number of profile files.
+/// The maximum number of profile files, and of files with test cases in a folder.
 const MAX_FILES: usize = 500;
-/// The maximum size of each file, in bytes: the limit of objects in a cluster.
+/// The maximum size of each file, in bytes. A cluster stores no object that is much larger.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// The maximum size of all files together, in bytes, since they are kept in memory. Files that would exceed it are
 /// ignored.
@@ -80,7 +80,8 @@ pub(super) struct Entry {
 }
 
 impl Library {
-    /// Reads the files at these paths. Embedded examples are added, except those that the files already contain.
+    /// Reads the files at these paths. The embedded examples are added, unless the files contain examples with the
+    /// names of all of them.
     pub(super) fn read(paths: &[PathBuf]) -> Self {
         let files = paths.iter().flat_map(|path| load::files(path).unwrap_or_default()).take(MAX_FILES);
         let mut reader = Reader { left: MAX_BYTES, cases: HashMap::new() };
@@ -124,8 +125,8 @@ impl Library {
     }
 
     /// Returns the editor texts of an example with its first test case in which the pod is injected. If there is none,
-    /// uses the first test case in which the pod is rejected, or a pod that requests the profile. `None` if the example
-    /// does not exist.
+    /// uses the first test case in which the pod is rejected. If there is none of these either, uses a pod that
+    /// requests the profile. `None` if the example does not exist.
     pub(super) fn texts(&self, id: &str, platform: &Platform, given_up: &CancellationToken) -> Option<Texts> {
         let example = self.examples.iter().find(|example| example.id == id)?;
         let (profiles, cases) = example.documents();

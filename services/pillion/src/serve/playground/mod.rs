@@ -66,7 +66,7 @@ impl Playground {
     /// Creates a playground with this policy. `paths` are files and folders with example profiles.
     ///
     /// # Errors
-    /// The policy's cluster facts nest too deeply.
+    /// The policy has too many cluster facts, or they nest too deeply.
     pub(super) fn new(policy: WebhookPolicy, paths: Vec<PathBuf>) -> anyhow::Result<Self> {
         let release: Release = args::release(RELEASE).map_err(anyhow::Error::msg)?;
         let platform = Platform::new(policy, release)?;

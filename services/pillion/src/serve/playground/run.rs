@@ -105,7 +105,7 @@ impl Platform {
     /// Creates the inputs from a policy and the simulated release.
     ///
     /// # Errors
-    /// The policy's cluster facts nest too deeply.
+    /// The policy has too many cluster facts, or they nest too deeply.
     pub(super) fn new(policy: WebhookPolicy, release: Release) -> anyhow::Result<Self> {
         Ok(Self { cluster: policy.cluster_facts()?, policy, release })
     }
@@ -206,7 +206,7 @@ fn too_many(source: &Arc<Source>) -> Option<Problem> {
     Some(Problem::at(source, first.span.clone(), message).with_help("pillion inject accepts any number".to_owned()))
 }
 
-/// Whether a document is a profile, valid or not.
+/// Whether a document has Pillion's API group, as all profiles have. It may be invalid.
 pub(super) fn is_profile(document: &yaml::Node) -> bool {
     document.text("apiVersion").is_some_and(|version| version.split('/').next() == Some(GROUP))
 }

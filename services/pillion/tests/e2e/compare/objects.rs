@@ -11,7 +11,7 @@ pub(super) const LABEL: &str = "example.com/compare";
 /// The source of the additional containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// The author: the pod contains them already, and no admission plugin changes it.
+    /// The author: the pod is created with these containers, and no admission plugin changes it.
     Author,
     /// Policies of the API server.
     Policies,

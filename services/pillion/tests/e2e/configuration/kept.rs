@@ -43,7 +43,7 @@ impl KeptControlPlane {
         Ok(Self::term(control_plane, release, settings))
     }
 
-    /// Creates a keeper for one leadership term.
+    /// Starts a keeper for one leadership term.
     fn term(control_plane: ControlPlane, release: Arc<Release>, settings: Settings) -> Self {
         let (target, receiver) = watch::channel(None);
         let confirmed = Arc::new(AtomicBool::new(true));

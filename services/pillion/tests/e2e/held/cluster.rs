@@ -103,7 +103,8 @@ impl Cluster {
     }
 
     /// Deletes terminating pods without a node, like the pod garbage collector. The API server deletes a pod in two
-    /// writes. If the leader dies between the two, no other client makes the second write.
+    /// writes. If the leader dies between the two, its request is cancelled, and no other client causes the second
+    /// write.
     pub(super) async fn delete_terminating_pods(&self, pods: &[Json]) -> Result<()> {
         let is_going = |pod: &&Json| pod["metadata"].get("deletionTimestamp").is_some();
         for pod in pods.iter().filter(is_going).filter(|pod| pod["spec"].get("nodeName").is_none()) {
@@ -222,8 +223,8 @@ impl Display for PodResults {
     }
 }
 
-/// Observes every state of the namespace's pods. Binds and runs pods without a gate, like the scheduler and the
-/// kubelet.
+/// Observes every state of the namespace's pods. Binds pods without a gate and completes the deletions of bound pods,
+/// like the scheduler and the kubelet.
 pub(super) struct Scheduler {
     seen: Arc<Mutex<PodResults>>,
     stop: DropGuard,
@@ -258,8 +259,8 @@ impl Scheduler {
                     bound => drop(bound.with_context(|| format!("binding {name} to {node}"))?),
                 }
             }
-            // The ReplicaSet has deleted this pod, which is bound to a node. The deletion completes when the node
-            // reports that the containers have terminated.
+            // The pod is bound to a node and is being deleted. Its deletion completes when the node reports that the
+            // containers have terminated.
             if is_bound && is_going {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let result = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };

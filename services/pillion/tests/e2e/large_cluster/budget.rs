@@ -3,8 +3,8 @@
 
 use super::{Sizes, exact};
 
-/// The goals for the audit, in seconds: a missed injection is reported within this time, and a new leader has audited
-/// all pods within this time.
+/// The goals for the audit, in seconds: a missed injection is reported within [`FOUND`], and a new leader has audited
+/// all pods within [`PASS`].
 pub(super) const FOUND: f64 = 30.0;
 pub(super) const PASS: f64 = 120.0;
 

@@ -41,7 +41,7 @@ pub(super) fn profiles() -> Json {
             "labels": {"team": "platform", "example.com/net": "yes"},
             "annotations": {"example.com/note": "it's \"here\"\\", "example.com/name": "${object.metadata.name}-${params.suffix}"},
         }}, "parameters": [{"name": "suffix", "type": "string", "default": "x"}]})),
-        // The expression fails for a pod without the label, so the engine skips the profile.
+        // The expression fails for a pod without the label `app`, so the engine skips the profile.
         cluster("strict", json!({"order": 15, "template": {"metadata": {"annotations": {"example.com/app": "${object.metadata.labels['app']}"}}}})),
         cluster("proxy", json!({
             "order": 20,

@@ -26,7 +26,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Sends a review, and checks that the response injects exactly these containers into the pod.
 ///
 /// # Errors
-/// The server does not respond in time, or its patch does not add exactly these containers.
+/// The server does not respond in time with status 200, or its response has no patch that adds exactly these
+/// containers.
 pub(crate) async fn expect_containers(server: &Server, review: &Value, expected: &[&str]) -> anyhow::Result<()> {
     let answer = post(server, review.to_string()).await?;
     let before = review.pointer("/request/object").context("the review has no object")?;

@@ -11,7 +11,7 @@ use crate::Folder;
 use crate::machine::Machine;
 use crate::profiles::{self, ProfileText};
 
-/// The timeout of a run under the profiler: about fifty times the usual duration.
+/// The timeout of one run of a program: about fifty times the usual duration of a run under the profiler.
 const LIMIT: Duration = Duration::from_mins(3);
 
 /// The two numbers of repetitions. The difference between their instruction counts excludes the cost of starting the
@@ -22,8 +22,8 @@ const MANY: u32 = 500;
 /// The costs of one repetition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// Instructions to parse the review with `serde_json` and discard the values (`scan`). Other costs are reported as
-    /// multiples of this.
+    /// Instructions to parse the review with `serde_json` and discard the values (`scan`). Other instruction counts are
+    /// also reported as multiples of this one.
     pub(crate) scan: f64,
     pub(crate) one: Cost,
     pub(crate) three: Cost,
@@ -39,7 +39,7 @@ pub(crate) struct Cost {
 /// Counts the instructions of the scan, and the costs of both workloads.
 ///
 /// # Errors
-/// A program fails, or does not print a number.
+/// A program fails, does not end in time, or does not print a number.
 pub(crate) async fn measure(machine: &Machine, folder: &Folder) -> anyhow::Result<Counts> {
     let review = folder.write("review.json", crate::REVIEW)?;
     let example = Example { machine, folder, review };

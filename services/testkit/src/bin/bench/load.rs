@@ -41,7 +41,7 @@ impl Load<'_> {
     /// Generates the load, and waits until all requests are answered.
     ///
     /// # Errors
-    /// A response was not 200, or the load timed out.
+    /// `h2load` fails or times out, a request has no response, or a response has a status other than 200.
     pub(crate) async fn run(self, machine: &Machine) -> anyhow::Result<ClientMeasurements> {
         let mut command = machine.load_command("h2load");
         command.args(["--h1", "--threads=1", "--header=content-type: application/json"]);

@@ -18,7 +18,7 @@ const BUILD: &str = "cargo build --release -p pillion -p pillion-testkit && \
 pub(crate) enum Pinning {
     /// The server and the load each have a core of their own.
     Separate { server: u32, load: u32 },
-    /// There is only one core.
+    /// Nothing is pinned: this process may use only one core, or its cores are unknown.
     None,
 }
 
@@ -40,7 +40,7 @@ impl Machine {
     /// Finds all programs, and describes the machine.
     ///
     /// # Errors
-    /// A program is missing. The error names the command that installs or builds it.
+    /// A program is missing; the error names the command that installs or builds it. Or `/proc` cannot be read.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let missing: Vec<_> = TOOLS.into_iter().filter(|(tool, _)| !is_on(&path, tool)).collect();
@@ -78,7 +78,7 @@ impl Machine {
         format!("machine: {} x {}; {pinning}", self.cores, self.processor)
     }
 
-    /// Returns a command that runs on the server's core.
+    /// Returns a command that runs on the server's core, if the server is pinned.
     pub(crate) fn server_command(&self, program: &Path) -> Command {
         match self.pinning {
             Pinning::Separate { server, .. } => pinned(server, program.as_os_str()),
@@ -86,7 +86,7 @@ impl Machine {
         }
     }
 
-    /// Returns a command that runs on the load's core.
+    /// Returns a command that runs on the load's core, if the load is pinned.
     pub(crate) fn load_command(&self, program: &str) -> Command {
         match self.pinning {
             Pinning::Separate { load, .. } => pinned(load, program.as_ref()),

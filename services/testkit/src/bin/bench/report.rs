@@ -111,8 +111,8 @@ impl Clients {
 }
 
 impl Report {
-    /// Computes medians over the rounds. Ratios are computed within each round, because all servers of a round run
-    /// under the same conditions.
+    /// Computes medians over the rounds. Ratios of processor time are computed within each round, because all servers
+    /// of a round run under the same conditions.
     ///
     /// # Errors
     /// There was no round.

@@ -17,7 +17,7 @@ use crate::profiles::ProfileText;
 /// How long a server may take to start. With a full cluster, the server compiles the profiles first.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
-/// The path that the API server calls for namespaces that are opted in.
+/// The path that the API server calls for namespaces with the failure mode `enabled`.
 pub(crate) const PATH: &str = "/mutate/enabled";
 
 /// A running server.
@@ -75,7 +75,7 @@ impl Server {
         command.arg("--profile").arg(folder.path(&format!("{name}/profiles")));
         command.arg("--folder").arg(folder.path(&format!("{name}/served")));
         command.env("TOKIO_WORKER_THREADS", threads.to_string());
-        // If the caller has set these environment variables, they would affect the measurement.
+        // These environment variables of the caller must not affect the measurement.
         for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "PILLION_LOG_LEVEL", "PILLION_LOG_FORMAT"] {
             command.env_remove(variable);
         }

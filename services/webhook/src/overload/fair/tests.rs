@@ -6,8 +6,9 @@ use super::*;
 
 const QUANTUM: u64 = 10;
 const DEBT: u64 = 1000 * QUANTUM;
-/// The maximum cost of an item in the property tests, and the maximum by which its real cost exceeds it.
+/// The maximum cost of an item in the property tests.
 const MAX: u64 = 40;
+/// The maximum amount by which the real cost of an item exceeds its cost in the property tests.
 const MAX_EXCESS: u64 = 200;
 
 fn bounds(length: usize, per_class: usize) -> Bounds {
@@ -146,7 +147,7 @@ enum Step {
         cost: u64,
         excess: u64,
     },
-    /// Takes an item from the queue, which is then in progress.
+    /// Takes an item from the queue. The item is then in progress.
     Pop,
     /// Ends an item in progress, and charges its class.
     End {
