@@ -34,11 +34,11 @@
 //!     }
 //! }
 //!
-//! let expression = Expression::compile("object.ports.map(p, p + 1)", &Scope::new().with("object")).unwrap();
+//! let expression = Expression::compile("object.ports.map(p, string(p + 1)).join(',')", &Scope::new().with("object")).unwrap();
 //! let names = serde_json::json!({"object": {"ports": [80, 443]}});
 //! let mut meter = Meter::new();
 //! let text = expression.evaluate_text(&Names(&names), &mut meter).unwrap();
-//! assert_eq!(text, "[81,444]");
+//! assert_eq!(text, "81,444");
 //! ```
 
 mod error;

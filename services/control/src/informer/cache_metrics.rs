@@ -195,7 +195,7 @@ impl Default for LastResponse {
 
 impl fmt::Debug for LastResponse {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Heard").field(&self.age()).finish()
+        formatter.debug_tuple("LastResponse").field(&self.age()).finish()
     }
 }
 

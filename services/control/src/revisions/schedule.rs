@@ -7,7 +7,7 @@
 //!
 //! The plans of a large cluster take long, and its profiles change often. So after each pass, changes wait [`REST`]
 //! times as long as the plans took, but at most [`LONGEST_REST`]. If the plans of a pass take up to half a second,
-//! planning takes at most about a tenth of a core. Retries do not wait for the end of this pause.
+//! planning takes at most about a tenth of a core. Retries wait for the end of this pause too.
 //!
 //! [`Budget`] limits Events and dry runs. Each namespace may use a burst at once, and then one more after each pause. A
 //! namespace that has used up its budget takes nothing from the budget of others. All namespaces together have a limit
@@ -83,11 +83,13 @@ impl Schedule {
 
     /// Records the end of a pass. `planning` is the time that its plans took.
     pub(super) fn end_pass(&mut self, result: PassResult, planning: Duration, now: Instant) {
-        self.rested_at = self.rested_at.max(Some(now + planning.saturating_mul(REST).min(LONGEST_REST)));
+        let rested = now + planning.saturating_mul(REST).min(LONGEST_REST);
+        let again = rested.max(now + self.settings.retry);
+        self.rested_at = self.rested_at.max(Some(rested));
         match result {
             PassResult::Complete => {}
-            PassResult::Incomplete => self.schedule_by(now + self.settings.retry),
-            PassResult::Failed => self.retry_at = Some(now + self.settings.retry),
+            PassResult::Incomplete => self.schedule_by(again),
+            PassResult::Failed => self.retry_at = Some(again),
         }
     }
 

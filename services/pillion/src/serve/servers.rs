@@ -37,7 +37,7 @@ pub(crate) struct Parts {
     pub(crate) live_namespace: Option<LiveNamespace>,
     pub(crate) lookups: Option<ReviewLookups>,
     pub(crate) policy: Arc<ArcSwap<Policy>>,
-    /// The kill switch. While it disables decisions, every object is allowed unchanged.
+    /// The kill switch. While it disables decisions, objects are allowed without any injection.
     pub(crate) switch: Switch,
     pub(crate) readiness: Readiness,
     pub(crate) registry: Registry,

@@ -145,7 +145,8 @@ impl<T> FairQueue<T> {
             self.ring.push_back(*class);
             Class { waiting: VecDeque::new(), credit: 0 }
         });
-        class.credit = class.credit.saturating_sub(signed(excess)).max(-signed(self.bounds.debt));
+        let charged = class.credit.saturating_sub(signed(excess)).max(-signed(self.bounds.debt));
+        class.credit = charged.min(class.credit);
     }
 
     /// Returns the debt of a class.
