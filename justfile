@@ -99,9 +99,10 @@ fmt-check:
 lint:
     cargo clippy --locked --workspace --all-targets -- -D warnings
 
-# Checks the documentation's links
+# Checks the documentation's links, and runs its examples
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+    cargo test --locked --workspace --doc --quiet
 
 # Checks licences, sources, duplicates and security advisories of the dependencies
 audit:
