@@ -311,7 +311,8 @@ impl Service {
     }
 
     /// Answers a connectivity check, which proves that an API server reaches a replica. The controller makes each API
-    /// server call a replica. Only after that does it allow failure policies that reject pods when no replica answers.
+    /// server call a replica. It allows failure policies that reject pods when no replica answers only after all calls
+    /// have succeeded, or after a time limit.
     async fn answer_connectivity_check(self: Arc<Self>, request: Request) -> Response<Body> {
         let version = request.version();
         self.check_connectivity(request).await.unwrap_or_else(|refusal| refusal.response(version))

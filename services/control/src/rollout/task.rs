@@ -1,4 +1,4 @@
-//! The loop of the leader. Each round reads the pods with a running upgrade, and continues, completes or takes back
+//! The leader's loop for rollouts to running pods. Each round reads the pods with a running upgrade, and continues, completes or takes back
 //! these upgrades. Then it decides the state of each profile's rollout, writes it, and changes further pods.
 //!
 //! A changed state is written before any pod is changed because of it. The write fails if another leader has written

@@ -120,10 +120,10 @@ pub(crate) struct Overrides {
 }
 
 impl ConfigArg {
-    /// Returns the policy, or the defaults if there is no file.
+    /// Returns the policy from the file, or the defaults if no file is configured. `overrides` take precedence over both.
     ///
     /// # Errors
-    /// The problems found in the file and in the flags.
+    /// The file cannot be read, or the file or the flags contain problems.
     pub(crate) fn load<P: PolicyFile>(&self, overrides: &Overrides) -> Result<P, Vec<Problem>> {
         match &self.config {
             Some(file) => from_text(file, &text_of(file).map_err(|problem| vec![problem])?, overrides),

@@ -340,7 +340,8 @@ fn convert_settings(
             .is_some_and(|kind| kind == "OTEL_SEMANTIC_CONVENTIONS")
     };
     parameters.push(("otelServiceAttributes", providers.any(enriches).into()));
-    // With several control planes, the API server calls only the control plane of the pod's revision.
+    // Istio's injector does not check the revision of a pod: the selectors of its webhooks do. So these cases may also
+    // inject pods that name no revision. The profile does so only with `defaultRevision`.
     if values.get("revision").is_some_and(|revision| !is_unset(revision)) {
         parameters.push(("defaultRevision", true.into()));
     }

@@ -135,8 +135,8 @@ impl Report {
         })
     }
 
-    /// Returns the processor time that admission takes: the time of the API server and of the replicas, minus the time
-    /// for the same final pod as written by its author.
+    /// Returns the processor time that admission takes per pod, in milliseconds: the time of the API server and of the
+    /// replicas, minus their time for the creation of the same final pod without admission.
     fn cost(&self, cell: Cell, is_stored: bool) -> Option<f64> {
         let without = self.figures(cell.without_admission(), is_stored)?;
         Some(self.figures(cell, is_stored)?.cost() - without.cost())
