@@ -1,5 +1,6 @@
-//! The leader's loop for rollouts to running pods. Each round reads the pods with a running upgrade, and continues, completes or takes back
-//! these upgrades. Then it decides the state of each profile's rollout, writes it, and changes further pods.
+//! The leader's loop for rollouts to running pods. Each round reads the pods with a running upgrade, and continues,
+//! completes or takes back these upgrades. Then it decides the state of each profile's rollout, writes it, and changes
+//! further pods.
 //!
 //! A changed state is written before any pod is changed because of it. The write fails if another leader has written
 //! the state meanwhile, and then no pod is changed.
