@@ -67,8 +67,8 @@ struct Status {
     report: Report,
 }
 
-/// Prints the state of the installation, and the pods that differ from their profiles. The findings are an installation
-/// that does not work, each of these pods, and each problem that needs action.
+/// Prints the state of the installation, and the pods that differ from their profiles. Returns [`Exit::Findings`] if the
+/// installation does not work, if there is such a pod, or if a problem needs action.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
     let (status, audited) = block_on(read(args))?;

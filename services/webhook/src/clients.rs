@@ -78,7 +78,7 @@ pub enum ClientCaError {
         /// Why the certificate is not accepted as a CA certificate.
         reason: String,
     },
-    /// The certificates cannot be used together.
+    /// The TLS library cannot verify clients with the certificates.
     #[error("the certificates in {origin} cannot be used: {reason}")]
     Unusable {
         /// The source of the input.

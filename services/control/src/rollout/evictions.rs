@@ -59,7 +59,7 @@ pub(super) enum Replacement {
     Pending,
     /// A new pod is ready.
     Ready,
-    /// No new pod is ready in time.
+    /// No new pod became ready in time.
     Overdue,
     /// The pod was not evicted.
     NotEvicted,

@@ -18,7 +18,7 @@ impl<'a> ManagedFields<'a> {
         Self { managed: managed.filter(|managed| managed.items().next().is_some()) }
     }
 
-    /// The number of bytes that [`ManagedFields::wrote`] reads.
+    /// Returns the maximum number of bytes that [`ManagedFields::wrote`] reads.
     pub(super) fn size(self) -> usize {
         self.managed.map_or(0, |managed| managed.raw().len())
     }

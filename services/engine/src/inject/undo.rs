@@ -135,7 +135,8 @@ impl<'r> PolicyChanges<'r> {
     }
 
     fn undo(&'r self, undoing: &mut Undoing<'r>) -> Result<(), Malformed> {
-        // The policy never raises pod-level resources.
+        // `undo` suffices instead of `undo_whole`: the policy never raises pod-level resources, so there are none to
+        // lower.
         undoing.undo(&self.0, &mut |_| {})?;
         undoing.remove_addition(RECORD_POINTER).map(drop)
     }

@@ -255,7 +255,8 @@ impl CompiledProfile {
         self.has_template && self.activation != Activation::Never
     }
 
-    /// Whether the profile has validations that apply to objects. A profile with `activation: Never` is only extended.
+    /// Whether the profile has validations that apply to objects. A profile with `activation: Never` only serves
+    /// as a parent of other profiles.
     #[must_use]
     pub fn validates(&self) -> bool {
         !self.validations.is_empty() && self.activation != Activation::Never

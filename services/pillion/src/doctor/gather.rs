@@ -374,8 +374,8 @@ pub(crate) struct Facts {
 pub(crate) enum DryRun {
     /// The dry run has no result, for this reason.
     NotTried(String),
-    /// The numbers of attempts and of pods without all parts of the profile, and the API server's messages for attempts
-    /// in which the call of the webhook failed.
+    /// `tries` pods were sent. `untouched` is the number of returned pods that lack the injection record or an added
+    /// part. `refused` has the API server's messages for failed calls of the webhook.
     Tried { namespace: String, profile: String, tries: usize, untouched: usize, refused: Vec<String> },
 }
 

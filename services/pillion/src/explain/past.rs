@@ -200,7 +200,7 @@ impl Judging<'_> {
         "Pillion was down when the pod was created, so it has no sidecar; no replica is ready now".to_owned()
     }
 
-    /// Lists the possible causes if the current state does not show the actual one.
+    /// Returns the possible causes, for the case that the current state does not show the actual one.
     fn unexplained(&self) -> String {
         let created = self.question.created();
         if !self.facts.is_live {

@@ -43,7 +43,7 @@ pub(crate) struct LogArgs {
 }
 
 impl LogArgs {
-    /// Adjusts the level for interactive commands that call an API server, which log only warnings by default.
+    /// Returns these arguments with the default level `warn`, for interactive commands that call an API server.
     pub(crate) fn for_interactive(&self) -> Self {
         Self { log_level: Some(self.log_level.clone().unwrap_or_else(|| "warn".to_owned())), ..self.clone() }
     }
