@@ -308,8 +308,8 @@ fn contradicts(endpoint: Endpoint, namespace: &Namespace) -> bool {
     }
 }
 
-/// Returns whether a decision requires the namespace, because in this failure mode no pod may start without its
-/// sidecars.
+/// Returns whether a request on this path cannot be decided without the namespace. This applies to the failure modes
+/// `required` and `held`, in which no pod may start without its sidecars.
 const fn needs_namespace(endpoint: Endpoint) -> bool {
     match endpoint {
         Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => {

@@ -6,8 +6,8 @@
 //! replica keeps only the hashes of revisions that are no longer published.
 //!
 //! A published revision may be missing, or unusable for this build. A replica that already serves the profile then
-//! keeps its active version. A replica that has just started serves the promoted revision instead, or the latest kept
-//! revision that it can use.
+//! keeps its active version. A replica that has just started serves the promoted revision instead, or else the most
+//! recent older revision in the status that this build can use. It tries the newest revision last.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Publication {
     pub promoted: Option<Box<str>>,
     /// Which pods get the newest revision; `None` for all.
     pub rollout: Option<Rollout>,
-    /// The hashes of the kept revisions.
+    /// The hashes of the stored revisions in the status, most recently published first.
     pub kept: Arc<[Box<str>]>,
 }
 

@@ -131,7 +131,8 @@ impl<'a> Merge<'_, 'a> {
             return self.part_of(original, pointer.len());
         }
         if self.is_in_earlier_addition() {
-            // If the container was moved, its original is in the other list.
+            // If an earlier pass moved the container between `containers` and `initContainers`, the record has its
+            // original under its path in the list that it came from.
             let source_pointer = self.moved_from();
             let moved = self.earlier.replaced.iter().find(|(pointer, _)| source_pointer.as_deref() == Some(&**pointer));
             if let (Some((_, original)), Some(length)) = (moved, container_length(&self.pointer)) {

@@ -55,7 +55,7 @@ enum Amount {
     Number(f64),
 }
 
-/// Returns all keys of a policy file, in the order of its types.
+/// Returns the keys of a policy file, except `apiVersion` and `kind`, in the order in which its types declare them.
 pub(super) fn of<P: JsonSchema>() -> Vec<Setting> {
     let mut generator = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     generator.meta_schema = None;

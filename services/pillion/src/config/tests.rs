@@ -171,8 +171,8 @@ fn examples(kind: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Checks that the example policies of one kind in the documentation are valid, and that there are `at_least` this
-/// many.
+/// Checks that the example policies of one kind in the documentation are valid. Fails if there are fewer than
+/// `at_least`.
 fn check_examples<P: PolicyFile>(at_least: usize) {
     let examples = examples(P::KIND);
     assert!(examples.len() >= at_least, "{examples:?}");

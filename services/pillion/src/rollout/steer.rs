@@ -340,7 +340,7 @@ mod tests {
                 assert_eq!(decide_in(action, phase, request), expected, "{action:?} in {phase:?} with {request:?}");
             }
         }
-        // A paused rollout can be paused again only if the pause was ended.
+        // In the phase `Paused`, a new pause is accepted only if the annotation no longer requests a pause.
         assert_eq!(decide_in(SteerAction::Pause, Paused, earlier), pause());
     }
 
