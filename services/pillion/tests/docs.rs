@@ -473,6 +473,17 @@ fn names_in_recipes_of_architecture_page_exist() {
     assert_eq!(unknown_names(&text, &sources), ["Term::led", &unknown]);
 }
 
+#[test]
+fn reliability_page_lists_nightly_parts() {
+    let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
+    let script = fs::read_to_string(root().join("services/testkit/tools/nightly.sh")).unwrap();
+    // The parts for Kubernetes versions are in docs/releases.md, and `gates` is a benchmark.
+    let names = script.lines().filter_map(|line| line.strip_prefix("part ")?.split(' ').next());
+    let names: BTreeSet<_> = names.filter(|name| *name != "gates").collect();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    assert_eq!(rows.collect::<BTreeSet<_>>(), names);
+}
+
 /// Returns the names of the modules that a crate's root file declares outside test code.
 fn declared_modules(root: &str) -> Vec<&str> {
     let names = root.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'));

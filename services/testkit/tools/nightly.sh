@@ -1,15 +1,27 @@
 #!/usr/bin/env bash
 # Runs the end-to-end tests on every Kubernetes version, and long versions of tests that `just test` runs briefly. Continues
-# after a failure. The last line is one JSON object with the result of each part. Arguments select parts by their names.
+# after a failure. The last line is one JSON object with the result of each part. Arguments select parts by their names. With
+# --record before them, each part also writes its row in docs/reliability.md.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+record=
+[ "${1:-}" != --record ] || { record=yes && shift; }
 parts=" $* "
 known=()
 results=()
 status=0
+# Writes the result of a part into its row. The first two columns stay.
+record() { # NAME RESULT SECONDS
+  local page=$here/../../../docs/reliability.md processor version
+  processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)
+  version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/${KUBERNETES:-1.37}/go.mod" | head -1)
+  awk -F ' *[|] *' -v name="\`$1\`" -v rest="\`$2\` | $((($3 + 59) / 60)) | $(date -u +%F) | Kubernetes $version, $(nproc) cores, $processor |" \
+    '$2 == name { print "| " $2 " | " $3 " | " rest; next } { print }' "$page" >"$page.new"
+  mv "$page.new" "$page"
+}
 part() { # NAME COMMAND...
-  local name=$1 output
+  local name=$1 output began=$SECONDS
   shift
   known+=("$name")
   [[ $parts =~ ^\ +$ || $parts == *" $name "* ]] || return 0
@@ -17,11 +29,14 @@ part() { # NAME COMMAND...
   output=$(echo "$output" | tail -1)
   [[ $output == \{* ]] || output=null
   results+=("\"$name\":$output")
+  [ -z "$record" ] || record "$name" "$output" $((SECONDS - began))
 }
 for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh" --record; done
+part rotations env PILLION_ROTATIONS=1000 "$here/result.sh" --workspace --test e2e rotation::rotations_lose_no_pod
 part restart env PILLION_RATE=200 PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
 part crashes env PILLION_RATE=200 PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
 part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e clock:: rotation::
+part api-loss "$here/result.sh" --workspace --test e2e api_loss::
 part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::
 # Tests cannot build tools, because they have no network.
