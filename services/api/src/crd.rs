@@ -2,8 +2,8 @@
 //! [`InjectionTrustProbe`].
 //!
 //! A CRD is smaller than 64 KiB, because `kubectl apply` copies the object into an annotation. Therefore the schema
-//! allows any object as a template, and the engine checks the template's fields. CEL rules in the schema check
-//! everything else that a schema can check; API servers evaluate them without a webhook.
+//! allows any object as a template, and the engine checks the template's fields. The schema and its CEL rules check the
+//! other fields, as far as a schema can. API servers evaluate them without a webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use schemars::generate::SchemaSettings;

@@ -1,11 +1,11 @@
 //! The admission policies that make pods in `held` namespaces wait. A `MutatingAdmissionPolicy` adds a scheduling gate
-//! to each pod, and a `ValidatingAdmissionPolicy` allows only Pillion to remove it. This module builds both with pure
-//! functions.
+//! to each new pod except mirror pods, and a `ValidatingAdmissionPolicy` allows only Pillion to remove the gate. This
+//! module builds both with pure functions.
 //!
-//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on every new pod
-//! except mirror pods, and its patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the
-//! gate is not added again when the API server calls the webhook a second time. A missing gate therefore proves that
-//! the webhook has processed the pod, whatever the pod's author wrote.
+//! The API server runs mutating policies before mutating webhooks, so the webhook finds the gate on each of these pods,
+//! and its patch removes the gate. The policy runs only once (`reinvocationPolicy: Never`), so the gate is not added
+//! again when the API server calls the webhook a second time. A missing gate therefore proves that the webhook has
+//! processed the pod or the controller has released it, whatever the pod's author wrote.
 //!
 //! The API server rejects a pod that has both a gate and a node name, so a pod with a node name cannot wait. The policy
 //! adds the gate to such a pod, too. If the webhook runs, it removes the gate before the API server checks the pod. If

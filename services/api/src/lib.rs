@@ -3,7 +3,7 @@
 //! The crate does no I/O and makes no decisions. The other crates use it, and so can programs that write profiles.
 //!
 //! * [`labelled!`]: defines enums with a fixed string for each value.
-//! * [`names`]: API group, labels, annotations, paths and defaults.
+//! * [`names`]: API group, labels, annotations, paths and failure modes.
 //! * [`selector`]: Kubernetes label selectors, and how they match.
 //! * [`parameter`]: a parameter of a profile.
 //! * [`profile`]: an injection profile as its author writes it.

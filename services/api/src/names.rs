@@ -12,7 +12,8 @@ pub const API_VERSION: &str = "pillion.dev/v1alpha1";
 /// Label on a namespace: opts the namespace in. The value is the label value of a [`FailureMode`].
 pub const INJECTION_LABEL: &str = "pillion.dev/injection";
 
-/// Label on a pod: with the value `false`, the pod opts out of every profile that allows it.
+/// Label on a pod: with the value `false`, the pod opts out of every profile that allows it and, in `enabled`
+/// namespaces, of all profiles.
 pub const INJECT_LABEL: &str = "pillion.dev/inject";
 
 /// Annotation on a namespace or a pod: a comma-separated list of requested profiles. On a pod, `-name` opts out of a

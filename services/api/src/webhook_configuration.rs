@@ -3,7 +3,8 @@
 //!
 //! A configuration has one entry for each [`FailureMode`] and each opt-in label that can set it. The failure mode
 //! determines the path, failure policy and timeout of the entry. The namespace selectors do not overlap, so the API
-//! server calls only one entry for each pod. All entries are in one object, so that their CA bundles change together.
+//! server calls only one entry for each pod. All entries of a configuration are in one object, so that their CA bundles
+//! change together.
 //!
 //! The validating configuration may have more entries for each failure mode. One is for deletions. Its failure policy
 //! is `Ignore`, so unavailable replicas never block a deletion. There is also one for each resource and operation that
@@ -52,8 +53,8 @@ pub struct Settings {
     pub service_name: String,
     /// The port of the Service.
     pub service_port: u16,
-    /// The PEM bundle of the CA certificates that the API server must trust. It is never empty, because with an empty
-    /// bundle the API server would trust the system's root certificates.
+    /// The PEM bundle of the CA certificates that the API server must trust. It must not be empty, because with an
+    /// empty bundle the API server would trust the system's root certificates.
     pub ca_bundle: Vec<u8>,
     /// Further excluded namespaces, in addition to the system namespaces and that of the release.
     pub excluded_namespaces: Vec<String>,
@@ -141,7 +142,7 @@ impl Settings {
     }
 }
 
-/// Builds the mutating configuration that only matches pods.
+/// Builds the mutating configuration whose entries for failure modes match only the creation of pods.
 #[must_use]
 pub fn mutating(settings: &Settings) -> MutatingWebhookConfiguration {
     mutating_with(settings, &mutating_rules([]))

@@ -124,9 +124,9 @@ impl Comparison {
         }
     }
 
-    /// Compares lists whose elements have different names. Reports the differing names first, then differences in
-    /// common elements, then the elements that only one list has. In mode `Partial`, additional found elements are not
-    /// reported.
+    /// Compares lists whose elements have different names, or the same names in a different order. Reports both lists
+    /// of names first, then differences in common elements, then the elements that only one list has. In mode
+    /// `Partial`, additional found elements are not reported one by one.
     fn named(
         &mut self,
         found: &[Json],

@@ -151,7 +151,7 @@ pub enum Unusable {
         field: &'static str,
         /// The unknown name.
         name: String,
-        /// The existing names; `None` if there are no profiles.
+        /// The names of the folder's profiles; `None` if it has none.
         existing: Option<String>,
     },
     /// The case sets a parameter that the profile does not have.
@@ -191,7 +191,7 @@ pub enum Unusable {
 }
 
 impl Case {
-    /// Whether the case expects anything.
+    /// Whether the case has an expectation. The field `code` alone is not an expectation.
     #[must_use]
     pub fn expects_something(&self) -> bool {
         self.unchanged

@@ -212,8 +212,8 @@ impl<'c> CaseRunner<'c> {
         Ok(differences)
     }
 
-    /// Returns the differences from the original object after the injection is undone with its record. Objects other
-    /// than pods, and pods that had a record before, are not compared.
+    /// Returns the differences from the original object after the injection is undone with its record. Nothing is
+    /// compared for objects other than pods, for pods that had a record before, and for pods that were not injected.
     fn undone(&self, first: &Pass) -> Result<Vec<Difference>, Unusable> {
         if self.text("kind") != "Pod" || has_record(&self.object) || !has_record(&first.object) {
             return Ok(Vec::new());

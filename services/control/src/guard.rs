@@ -17,7 +17,7 @@ const MESSAGE_BYTES: usize = 1_000;
 /// Where users report bugs.
 const ISSUES: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/issues");
 
-/// The work panicked. The message is only in the log, since it may contain other tenants' data.
+/// The work panicked. The panic message is only in the log, since it may contain other tenants' data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is a bug in Pillion: report it at {}, with the log", ISSUES)]
 pub struct Panicked;

@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::release::Release;
 
-/// The field manager of the controller's server-side apply.
+/// The field manager of the controller's writes. The tasks of [`crate::audit`] and [`crate::rollout`] use others for
+/// the status of profiles and for pods.
 pub const FIELD_MANAGER: &str = "pillion-controller";
 
 /// The context of a task that only the leader runs, for one term of leadership.

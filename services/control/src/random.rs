@@ -19,7 +19,7 @@ pub(crate) fn token() -> String {
     })
 }
 
-/// Returns a random duration from zero up to this limit.
+/// Returns a random duration that is shorter than the limit. Returns zero if the limit is zero.
 pub(crate) fn up_to(limit: Duration) -> Duration {
     let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
     Duration::from_nanos(RandomState::new().hash_one(0_u8) % nanoseconds)

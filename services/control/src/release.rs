@@ -1,7 +1,7 @@
 //! A release of Pillion in a cluster, and the names of all its objects.
 //!
-//! Every name derives from the release's name, so releases with different names never write the same object. The names
-//! must not change: RBAC rules refer to them, and users type them.
+//! Every name derives from the release's name, so that releases do not write the same objects. The names must not
+//! change: RBAC rules refer to them, and users type them.
 
 use pillion_api::names::{is_dns_label, is_dns_name};
 

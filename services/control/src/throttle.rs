@@ -29,8 +29,8 @@ struct Window {
     count: u32,
 }
 
-/// Maximum number of addresses in the table. When it is reached, addresses whose window of one second has ended are
-/// removed.
+/// Maximum number of clients in the table, without the entry that all further clients share. When it is reached,
+/// clients whose window of one second has ended are removed.
 const CLIENTS: usize = 1024;
 
 /// Limits log lines about frequent events.

@@ -68,7 +68,7 @@ fn disturbances_do_not_break_trust() {
     }
 }
 
-/// The exploration must find each of these plausible mistakes.
+/// The random walks must find the mistake of each wrong planner.
 #[test]
 fn exploration_finds_wrong_decisions() {
     type Planner = fn(&Settings, &Observed) -> Step;
@@ -115,7 +115,8 @@ fn exploration_finds_wrong_decisions() {
     }
 }
 
-/// Without the fixes for these two disturbances, the exploration must find the failures that they cause.
+/// Without the code that handles them, [`Disturbance::ApiServersUncounted`] and [`Disturbance::CertificateRestored`]
+/// break trust, and the random walks must find these failures.
 #[test]
 fn disturbances_break_trust_without_their_fixes() {
     let uncounted = Rules { fold: |outcomes, servers| fold(outcomes, servers.or(Some(0))), ..Rules::CODE };

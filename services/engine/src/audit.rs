@@ -37,7 +37,7 @@ pub use added::{AddedContainer, AddedResource, added_containers};
 pub enum MatchState {
     /// The profile matches the pod.
     Wanted,
-    /// The profile is requested, but the author of the pod opted out of it.
+    /// The profile is requested, but the pod or its namespace opts out of it.
     OptedOut,
     /// The profile is requested, but does not match the pod.
     NotWanted,

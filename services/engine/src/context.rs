@@ -45,7 +45,7 @@ const CONTAINER_COST: usize = 16;
 pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     pub(crate) expression: Expression,
-    /// Whether the variable reads a container or an item, directly or through another variable.
+    /// Whether the variable reads one of [`LOCALS`], directly or through another variable.
     pub(crate) is_local: bool,
 }
 
@@ -232,8 +232,8 @@ impl<'v> ProfileBindings<'v> {
         lists.map(|list| list.into_iter().flat_map(json::Value::items))
     }
 
-    /// Whether a container of the pod has the name of a container that the profile adds. Such an overlay configures the
-    /// added container.
+    /// Whether a container of the original pod has the name of a container that the profile adds. Such an overlay
+    /// configures the added container. Returns false if the object contains injected containers.
     fn is_overlay(&self, container: json::Value<'_>) -> bool {
         let own = self.definitions.own_containers;
         self.ours.is_none()
@@ -272,7 +272,8 @@ impl<'v> ProfileBindings<'v> {
         overlays.finish(meter)
     }
 
-    /// Returns the main container: the one named by the annotation [`DEFAULT_CONTAINER`], otherwise the first.
+    /// Returns the main container of `spec.containers`: the one named by the annotation [`DEFAULT_CONTAINER`],
+    /// otherwise the first. Overlays are ignored.
     fn primary(&self, meter: &mut Meter) -> Result<Value<'v>, EvaluationError> {
         let annotation = self.context.object.at(&["metadata", "annotations", DEFAULT_CONTAINER]);
         let named = annotation.and_then(json::Value::as_str);

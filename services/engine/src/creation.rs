@@ -62,8 +62,8 @@ pub fn review(request: &Json) -> Json {
 }
 
 /// Returns a stored pod as its author wrote it, as far as that can be reconstructed. Removes Pillion's injection
-/// record, the changes that it lists, and the fields that only stored pods have, except `managedFields`. A record that
-/// Pillion did not write is kept but not evaluated.
+/// record, the changes that it lists, `status`, a generated name, the scheduler's `nodeName`, and metadata such as
+/// `uid`, but not `managedFields`. A record that Pillion did not write is kept but not evaluated.
 #[must_use]
 pub fn original_object(pod: &Json) -> Json {
     let tape = OwnedTape::parse(pod.to_string()).ok();

@@ -20,11 +20,12 @@ pub use crate::reason::Reason;
 pub enum Outcome {
     /// The request is allowed, and at least one profile changes the object.
     Injected,
-    /// The request is allowed, and no profile changes the object, because the object already contains everything that
-    /// the profiles add.
+    /// The request is allowed, and no profile changes the object. The object already contains everything that at least
+    /// one matching profile adds.
     Unchanged,
-    /// The request is allowed, and no profile takes effect: none matches the object, or those that match were left out.
-    /// There may still be a patch, for example one that removes a record that Pillion did not write.
+    /// The request is allowed, and no profile takes effect: none matches the object, those that match were left out, or
+    /// the patch would be too large. There may still be a patch, for example one that removes a record that Pillion did
+    /// not write.
     Skipped,
     /// The request is allowed, because no validation denies the object. Failed validations may still warn or write to
     /// the audit log.
@@ -57,7 +58,8 @@ pub enum ProfileOutcome {
     Applied,
     /// The profile matches, but the object already contains everything that it adds.
     Unchanged,
-    /// The profile does not match. The author gets no warning.
+    /// The profile does not apply: it does not match, the pod or its namespace opted out, or another profile takes its
+    /// place. The author gets no warning.
     NotMatched,
     /// The profile was not applied, and the author gets a warning.
     Skipped,
@@ -182,7 +184,7 @@ pub enum Notice {
         /// The label or annotation that holds the value.
         key: Box<str>,
     },
-    /// A message from a profile, about a part that it left out or a precondition that only warns.
+    /// A message about a profile: a part that it left out, a pin that has no effect, or a precondition that only warns.
     OfProfile {
         /// The display name of the profile.
         profile: Box<str>,

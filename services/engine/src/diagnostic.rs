@@ -8,7 +8,8 @@ use crate::expression::ExpressionError;
 /// The maximum length, in bytes, of a piece of an expression that a message quotes.
 const LONGEST_PIECE: usize = 60;
 
-/// The maximum length of each string of a diagnostic, in bytes. The strings may contain parts of the profile.
+/// The maximum number of bytes that a diagnostic keeps of a path, a message or a help text. Longer strings are
+/// shortened, because they may contain parts of the profile.
 const LONGEST_TEXT: usize = 1_000;
 
 /// An error in a profile.

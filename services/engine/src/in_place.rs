@@ -1,8 +1,7 @@
 //! Decides whether a running pod can be upgraded to the active revisions of its profiles without being recreated.
 //!
-//! The API server allows few changes of a running pod. Of the fields that profiles set, these are the images of
-//! containers, and the CPU and memory of containers. After such a change, the kubelet restarts only the changed
-//! container, or none.
+//! The API server allows few changes of a running pod. An upgrade in place changes only the images, the CPU and the
+//! memory of containers. After such a change, the kubelet restarts only the changed container, or none.
 //!
 //! The caller renders the pod twice: `before` is the original pod with the revisions that were injected, and `after` is
 //! the original pod with the active revisions. Both are compared with each other, and not with the running pod, because
@@ -30,7 +29,7 @@ const RESOURCE_FIELDS: [(&str, &str); 4] =
 /// The resources that determine the `QoS` class.
 const QOS_RESOURCES: [&str; 2] = ["cpu", "memory"];
 
-/// The maximum number of fields that are listed as obstacles.
+/// The maximum number of [`Obstacle::Field`] in a plan.
 const MAX_FIELDS: usize = 5;
 
 /// How to bring a running pod to the active revisions of its profiles.
@@ -87,7 +86,8 @@ pillion_api::labelled! {
 /// Why a running pod cannot be upgraded in place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
-    /// The field changes, and the API server rejects such a change of a running pod.
+    /// The field changes, and an upgrade in place cannot change it. For most such fields, the API server rejects a
+    /// change in a running pod.
     Field(String),
     /// A field of an init container changes. This container is not a sidecar, so it has already run.
     HasRun {
@@ -316,8 +316,8 @@ struct Comparison<'p> {
 }
 
 impl Comparison<'_> {
-    /// Removes the image from `old` and `new`. Returns both images if they differ and the running container does not
-    /// have the new one yet. Adds an obstacle if the image cannot be changed.
+    /// Removes the image from `old` and `new`. Returns both images if they differ, unless one is missing or the running
+    /// container already has the new one. Adds an obstacle if the image cannot be changed.
     fn image(
         &self,
         old: &mut Map<String, Value>,

@@ -1,10 +1,10 @@
 //! The injection record: the annotation `pillion.dev/injected`.
 //!
-//! For each profile, the record contains the revision, the pointers of the added elements, and the original of every
-//! replaced value. Pointers identify elements of keyed lists by their keys, such as `/spec/containers/logger`, because
-//! indexes change. The entry of a namespaced profile that only extends a cluster profile also contains the name of the
-//! cluster profile: `extends: agent`. An entry that the admission policy of the safety net wrote, and not the webhook,
-//! is marked with `by: policy`.
+//! For each profile, the record contains the revision, the pointers of the added elements, the original of every
+//! replaced value, and the moves of existing elements. Pointers identify elements of keyed lists by their keys, such as
+//! `/spec/containers/logger`, because indexes change. The entry of a namespaced profile that only extends a cluster
+//! profile also contains the name of the cluster profile: `extends: agent`. An entry that the admission policy of the
+//! safety net wrote, and not the webhook, is marked with `by: policy`.
 //!
 //! Only a genuine record is trusted. In a CREATE review, the API server computes `metadata.managedFields`, which list
 //! the fields that the author of the request wrote. They do not list fields that admission plugins added. If they list

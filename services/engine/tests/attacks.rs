@@ -24,7 +24,8 @@ use crate::common::{patched, respond, review};
 /// The maximum time for all profiles of a request, in an unoptimized build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(4);
 
-/// The maximum additional memory for a decision or for compiling a profile, in bytes.
+/// The maximum additional memory for a decision or for compiling a profile, in bytes. Compiling a profile that is
+/// rejected may need twice as much.
 const MEMORY: u64 = 32 << 20;
 
 fn pod() -> Json {

@@ -150,8 +150,8 @@ fn assert_unique(value: &Json, at: &str) {
     }
 }
 
-/// Asserts that the final pod has the changes of all profiles, and those of [`FOREIGN`] with the indices in `done`.
-/// `story` describes the case in error messages.
+/// Asserts that the final pod has the changes of all profiles, and the changes 0, 1, 4 and 5 of [`FOREIGN`] if they are
+/// in `done`. `story` describes the case in error messages.
 fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     assert_unique(pod, "");
     let all: Vec<_> = containers(pod).map(|container| container.clone()).collect();
@@ -186,8 +186,8 @@ fn assert_whole(pod: &mut Json, done: &[usize], story: &str) {
     }
 }
 
-/// Tests all pairs of changes by others. Each change is made before the first pass, between the two passes, or after
-/// the second.
+/// Tests all pairs of changes by others. There are three moments at which each of the two changes may be made. After
+/// each moment, one pass may change the pod, and another one must not.
 #[test]
 fn passes_settle_after_changes_by_others() {
     let snapshot = realistic();

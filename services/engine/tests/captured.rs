@@ -34,7 +34,7 @@ fn captured_reviews_get_valid_responses() {
     }
 }
 
-/// Asserts that every value in `before` has the same path in `after`.
+/// Asserts that `after` contains every value in `before` at the same path.
 fn assert_contains(file: &str, before: &Json, after: &Json) {
     match (before, after) {
         (Json::Object(before), Json::Object(after)) => {

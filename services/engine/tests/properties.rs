@@ -155,7 +155,7 @@ fn marked(mut pod: Json) -> Json {
     pod
 }
 
-/// Removes null values and empty maps and lists, which API servers drop, from the parts that profiles add to.
+/// Removes the fields of `metadata` and `spec` that are null or empty maps or lists, since API servers drop these.
 fn without_empty(object: &Json) -> Json {
     let is_kept = |value: &Json| match value {
         Json::Null => false,

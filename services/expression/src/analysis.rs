@@ -30,7 +30,7 @@ impl Expression {
 struct FieldCollector<'n> {
     name: &'n str,
     is_list: bool,
-    /// For each local variable of the expression, whether it is the tracked value.
+    /// For each local variable of the expression, whether it is the tracked value or an item of the tracked list.
     locals: Vec<bool>,
     fields: BTreeSet<Box<str>>,
     reads_all: bool,

@@ -1,4 +1,4 @@
-//! Compiles the source of an expression into a program: resolves names, and rejects expressions that always fail.
+//! Compiles the source of an expression into a program: resolves names and functions, and rejects unknown ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

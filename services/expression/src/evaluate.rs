@@ -237,7 +237,7 @@ impl<'v> Evaluation<'_, 'v> {
     }
 
     /// Evaluates `&&` and `||`. An operand with the value `decisive` determines the result, even if the other operand
-    /// fails.
+    /// fails, unless it fails because of a limit of the meter.
     fn logical(&mut self, operands: &'v [Node; 2], decisive: bool) -> Evaluated<'v> {
         let [left, right] = operands;
         let left = match self.bool(left) {
@@ -486,7 +486,7 @@ impl<'v> Evaluation<'_, 'v> {
     }
 
     /// Searches for an item for which the condition returns `decisive`. Such an item determines the result, even if the
-    /// condition fails for other items.
+    /// condition fails for other items, unless it fails because of a limit of the meter.
     fn search(&mut self, items: &[Value<'v>], condition: &'v Node, decisive: bool) -> Evaluated<'v> {
         let mut failed = None;
         for item in items {

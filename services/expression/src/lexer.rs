@@ -1,7 +1,8 @@
 //! Splits the source of an expression into tokens.
 //!
 //! The same lexer finds the end of an expression in a template: it distinguishes the brace that closes `${` from braces
-//! in strings, comments and map literals. It only allocates memory for names and literals, and reads each byte once.
+//! in strings, comments and map literals. It only allocates memory for names and literals, and its time is linear in
+//! the length of the source.
 
 use super::error::ExpressionError;
 

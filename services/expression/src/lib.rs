@@ -74,7 +74,7 @@ pub use value::{Extended, Items, Key, ListBuilder, MapBuilder, Text as TextValue
 /// The maximum length of an expression, in bytes.
 pub const MAXIMUM_SOURCE: usize = 1024;
 
-/// The maximum number of parts (literals, names, operators and calls) in an expression.
+/// The maximum number of parts, such as literals, names, operators and calls, in an expression.
 pub const MAXIMUM_NODES: usize = 256;
 
 /// The maximum nesting depth of an expression.

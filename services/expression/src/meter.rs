@@ -5,8 +5,8 @@
 //! charge remains. The meter counts steps instead of time, so an expression has the same result each time for the same
 //! object. The deadline is a last resort.
 //!
-//! One step is approximately one evaluated node, one processed item, or sixteen written bytes. It takes at most 25 ns
-//! of CPU time.
+//! One step is approximately one evaluated node, one processed item, or sixteen written bytes. A test limits the CPU
+//! time of a step to 60 ns.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -133,7 +133,7 @@ const MAXIMUM_NESTED: usize = 24;
 /// over a value does not exhaust the stack of a thread.
 pub(crate) const MAXIMUM_VALUE_DEPTH: u8 = 64;
 
-/// The number of steps between two reads of the clock. These steps take less than a millisecond.
+/// The number of steps between two reads of the clock. These steps take about a millisecond at most.
 const CLOCK_INTERVAL: usize = 20_000;
 
 /// The number of steps for creating an error that does not end the evaluation.
@@ -174,7 +174,8 @@ impl Meter {
         }
     }
 
-    /// Sets the deadline. Charges fail after the deadline. `None` sets no deadline.
+    /// Sets the deadline. Charges fail after the deadline, with a delay of at most 20,000 steps. `None` sets no
+    /// deadline.
     #[must_use]
     pub fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;

@@ -203,7 +203,8 @@ fn from_tape(value: json::Value<'_>, meter: &mut Meter) -> Result<serde_json::Va
     })
 }
 
-/// Formats a double as Kubernetes does. Whole numbers have no fraction.
+/// Converts a double to a JSON number as Kubernetes does. Whole numbers have no fraction. Returns an error for a double
+/// that is infinite or NaN.
 fn double(number: f64) -> Result<serde_json::Value, EvaluationError> {
     if let Some(whole) = whole(number) {
         return Ok(whole.into());

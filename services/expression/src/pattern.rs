@@ -137,8 +137,8 @@ impl Pattern {
     }
 }
 
-/// Replaces `\w`, `\d`, `\s` and `\b` with their ASCII meaning, as in RE2. Their Unicode meaning would need automata
-/// with a thousand ranges.
+/// Replaces `\w`, `\d`, `\s`, `\b` and their negations with their ASCII meaning, as in RE2. Their Unicode meaning would
+/// need automata with a thousand ranges.
 fn with_ascii_classes(pattern: &str) -> String {
     let mut written = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();

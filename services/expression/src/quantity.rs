@@ -177,7 +177,8 @@ impl std::fmt::Display for Quantity {
 /// Converts a double using its shortest decimal notation, as Kubernetes does. `None` if that notation is not a valid
 /// quantity.
 pub(crate) fn of_double(number: f64) -> Option<Quantity> {
-    // Round values below a billionth up to a billionth, because their notation could have hundreds of digits.
+    // Round values below a billionth away from zero to a billionth, because their notation could have hundreds of
+    // digits.
     if number != 0.0 && number.abs() < 1e-9 {
         return Some(Quantity { billionths: if number < 0.0 { -1 } else { 1 }, format: Format::Decimal });
     }

@@ -74,7 +74,8 @@ impl Scope {
         Ok(())
     }
 
-    /// Returns an upper bound for the memory of all compiled expressions and patterns of the profile, in bytes.
+    /// Returns an upper bound for the memory of all compiled expressions and patterns of the profile, in bytes. The
+    /// strings of literals are not included.
     pub fn memory(&self) -> usize {
         let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         compiled.nodes * NODE_BYTES + compiled.memory

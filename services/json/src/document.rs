@@ -107,8 +107,8 @@ struct Mark {
 }
 
 impl SlotId {
-    /// Creates the ID for the slot with this number. It fits into 32 bits, because a document has fewer slots than a
-    /// tape has nodes.
+    /// Creates the ID for the slot with this number. The number fits into 32 bits, because documents have far fewer
+    /// slots.
     #[inline]
     fn number(number: usize) -> Self {
         Self(u32::try_from(number).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX))
@@ -478,7 +478,8 @@ impl<'d, 'a> Entry<'d, 'a> {
         self.slot.state == State::Removed
     }
 
-    /// Whether the slot and everything in it are unchanged.
+    /// Whether the slot and everything in it are certainly unchanged. False for an open slot, even if nothing below it
+    /// has changed.
     #[inline]
     pub(crate) fn is_untouched(self) -> bool {
         self.slot.state == State::Original && matches!(self.slot.content, Content::Value(_))

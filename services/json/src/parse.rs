@@ -339,7 +339,7 @@ impl Parser {
     }
 }
 
-/// Returns the rest after `byte`, which may follow white space. `None` if another byte comes next.
+/// Returns the rest after `byte`, which may follow white space. `None` if another byte or the end of the text is next.
 #[inline]
 fn after_byte(text: &[u8], byte: u8) -> Option<&[u8]> {
     match text {

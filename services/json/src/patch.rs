@@ -1,12 +1,13 @@
 //! Writes the edits of a document as a JSON patch (RFC 6902), and checks the patch.
 //!
 //! The patch is derived from the slots of the document. A slot that was added, replaced or removed results in one
-//! operation, regardless of changes below it. Since no objects are compared, the cost depends only on the changes. The
-//! only operations are `add`, `replace` and `remove`.
+//! operation, regardless of changes below it. A replaced slot that has its initial value again results in none. Since
+//! no objects are compared, the cost depends only on the changes. The only operations are `add`, `replace` and
+//! `remove`.
 //!
 //! The API server rejects a pod if its patch cannot be applied, even with `failurePolicy: Ignore`. Therefore [`check`]
-//! applies every patch to the object, using an interpreter that shares no code with the writer, and compares the result
-//! with the document.
+//! applies every patch to the object, using an interpreter that shares only the [`Document`] type and a few constants
+//! with the writer, and compares the result with the document.
 
 mod check;
 
@@ -43,7 +44,7 @@ pub fn length(document: &Document<'_>) -> usize {
 /// The initial capacity of a patch, in bytes. It is enough for three sidecars.
 const CAPACITY: usize = 8192;
 
-/// The initial capacity for operations.
+/// The initial capacity for the end offsets of values.
 const OPERATIONS: usize = 32;
 
 /// A patch that has not been checked yet.

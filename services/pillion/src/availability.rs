@@ -1,5 +1,5 @@
 //! Findings about an installation that injects nothing: no replica is ready, the webhook is not registered, or an
-//! administrator disabled it. `explain`, `doctor` and `status` report the same findings.
+//! administrator disabled injection or the webhooks. `explain`, `doctor` and `status` report the same findings.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;

@@ -124,9 +124,10 @@ codes! {
     /// The profile is rolled back: replicas serve an earlier revision than the last accepted one.
     RolledBack => "rolled_back", Info, "correct the profile, or end the rollback: pillion profiles rollback NAME --undo";
     // The time of the pod's creation.
-    /// The pod is older than the namespace's opt-in label.
+    /// The pod is older than the namespace's opt-in label, or was created so shortly after it that the label had no
+    /// effect yet.
     CreatedBeforeOptIn => "created_before_opt_in", Error, "restart the workload: pods are injected when they are created";
-    /// The pod is older than the profile.
+    /// The pod is older than the profile, or was created so shortly after it that the profile had no effect yet.
     CreatedBeforeProfile => "created_before_profile", Error, "restart the workload: pods are injected when they are created";
     /// The webhook did not answer when the pod was created: it was not registered yet, unavailable, or too slow.
     WebhookUnavailable => "webhook_unavailable", Error, "check that replicas are ready (pillion doctor), then restart the workload";
@@ -146,9 +147,10 @@ codes! {
     ForeignRecord => "foreign_record", Warning, "remove the annotation pillion.dev/injected from the pod template: it was copied from another pod";
     /// The webhook reviewed the pod, and skipped the profile.
     ProfileSkipped => "profile_skipped", Error, "restart the workload and read the warnings of the API server";
-    /// A container that Pillion added does not start, crashes, runs out of memory or is not ready.
+    /// A container that Pillion added does not start, crashes, runs out of memory or is not ready. Or it is an init
+    /// container that does not complete.
     SidecarNotRunning => "sidecar_not_running", Error, "correct the container in the profile, then restart the workload";
-    /// No node has enough resources for the pod, including the requests that a profile adds.
+    /// The scheduler found no node for the pod, which includes requests that a profile adds.
     NotScheduled => "not_scheduled", Error, "add nodes, or lower the requests in the profile or the pod";
     /// A scheduling gate holds the pod until it can be injected.
     Held => "held", Warning, "check that replicas are ready (pillion doctor): the controller then recreates the pod";
@@ -172,7 +174,7 @@ codes! {
     SwitchedOff => "switched_off", Error, "set injection: enabled in the release's ConfigMap";
     /// An administrator removed the webhook configurations.
     WebhooksDisabled => "webhooks_disabled", Error, "set webhooks: enabled in the release's ConfigMap";
-    /// A key in the release's ConfigMap has an unknown value; the kill switch keeps its previous state.
+    /// The value of a switch in the release's ConfigMap is unknown, so the switch keeps its previous state.
     SwitchUnreadable => "switch_unreadable", Error, "set it to enabled or disabled";
     /// The API servers do not trust the replicas' serving certificate.
     CaBundleMismatch => "ca_bundle_mismatch", Error, "check that the controller runs: it corrects the bundle within a second";

@@ -1,4 +1,4 @@
-//! Reads and describes the objects of an installation, for `explain`, `doctor` and `status`.
+//! Reads and describes the objects of an installation, for `explain`, `doctor`, `status` and `rollout`.
 
 use std::fmt;
 
@@ -83,7 +83,7 @@ pub(crate) struct NotRead;
 pub(crate) struct Installation {
     /// All webhook configurations; `None` if they could not be read.
     pub(crate) configurations: Option<Vec<MutatingWebhookConfiguration>>,
-    /// The opt-in labels: those in the release's webhook configuration, else those in the policy.
+    /// The opt-in labels: those in the release's webhook configuration, else those in the policy, else the default.
     pub(crate) opt_in: OptIn,
     pub(crate) policy: Option<WebhookPolicy>,
     pub(crate) listing: ClusterListing,

@@ -1,4 +1,4 @@
-//! `pillion lint`: reads profiles as the cluster would, and shows errors at their positions in the source.
+//! `pillion lint`: compiles profiles as the controller does, and shows errors at their positions in the source.
 
 use std::path::PathBuf;
 
@@ -31,8 +31,9 @@ enum Format {
     Github,
 }
 
-/// Prints the problems and warnings, up to a limit. Problems are findings, warnings are not. A missing path is a
-/// failure.
+/// Prints the problems and warnings. The formats for text and JSON are limited to [`output::MAX_PROBLEMS`]. Returns
+/// [`Exit::Failure`] if a path does not exist, otherwise [`Exit::Findings`] if there are problems. Warnings do not
+/// affect the exit code.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
     let LintArgs { paths, output: format } = args;
     let is_missing = paths.iter().any(|path| !path.exists());

@@ -56,7 +56,7 @@ fn main() -> Exit {
     match Arguments::from_arg_matches(&matches).map_err(anyhow::Error::from).and_then(run) {
         Ok(code) => code,
         Err(error) => {
-            // An error means that standard error is closed.
+            // If standard error cannot be written, the error cannot be reported.
             let _ = output::error(&error);
             Exit::Failure
         }

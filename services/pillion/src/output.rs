@@ -1,5 +1,4 @@
-//! Prints the results of a command. Objects go to standard output as YAML or JSON; problems and progress go to standard
-//! error.
+//! Prints the results of a command to standard output, and problems and progress to standard error.
 //!
 //! The reader of the output may close it early, as in `pillion crds | head`, which is not an error.
 
@@ -89,7 +88,7 @@ pub(crate) fn columns<const N: usize>(head: [&str; N], rows: impl Iterator<Item 
     aligned(&std::iter::once(head.map(str::to_owned)).chain(rows).collect::<Vec<_>>())
 }
 
-/// Formats rows of cells, of which the first one is the head. Returns an empty string if there is only the head.
+/// Formats rows of cells. The first row is the head. Returns an empty string if there is no other row.
 pub(crate) fn aligned(rows: &[impl AsRef<[String]>]) -> String {
     let mut widths = vec![0; rows.first().map_or(0, |head| head.as_ref().len())];
     for row in rows {
@@ -154,8 +153,8 @@ pub(crate) fn show(text: &str) -> anyhow::Result<()> {
     unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())).context("cannot write the result")
 }
 
-/// Replaces all control characters except line feeds, tabs and colour sequences. Parts of the text come from the
-/// cluster, and a control sequence could hide or overwrite a line.
+/// Replaces all control characters except line feeds, tabs and those of accepted colour sequences (see [`colour`]).
+/// Parts of the text come from the cluster, and a control sequence could hide or overwrite a line.
 fn replace_control_characters(text: &str) -> Cow<'_, str> {
     let acts = |letter: char| letter.is_control() && letter != '\n' && letter != '\t';
     if !text.contains(acts) {
@@ -179,8 +178,8 @@ fn replace_control_characters(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Returns the length of the colour sequence at the start of the text. `None` for other text, and for a sequence that
-/// hides text.
+/// Returns the length, in bytes, of the colour sequence at the start of the text. `None` for other text, and for a
+/// sequence that contains the number 8, because it may hide text.
 fn colour(text: &str) -> Option<usize> {
     let numbers = text.strip_prefix("\u{1b}[")?;
     let end = numbers.find(|letter: char| !letter.is_ascii_digit() && letter != ';')?;
@@ -276,7 +275,7 @@ const WIDTH: usize = 78;
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// Shows the progress of a long operation on standard error. On a terminal, it is one line, which is overwritten.
-/// Otherwise, a line is printed every few seconds, so a short command prints none.
+/// Otherwise, at most one line is printed in each [`PROGRESS_EVERY`], so a short command prints none.
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_terminal: bool,
@@ -298,7 +297,7 @@ impl Progress {
             overwrite_line(&step.chars().take(WIDTH).collect::<String>());
             self.is_shown = true;
         } else if self.is_due(Instant::now()) {
-            // An error means that standard error is closed.
+            // Progress is not shown if standard error cannot be written.
             let _ = report(&step);
         }
     }
@@ -337,7 +336,7 @@ impl Drop for Progress {
 }
 
 fn overwrite_line(text: &str) {
-    // An error means that standard error is closed.
+    // Progress is not shown if standard error cannot be written.
     let _ = write!(io::stderr().lock(), "\r{text:<WIDTH$}\r");
 }
 

@@ -67,8 +67,8 @@ struct Status {
     report: Report,
 }
 
-/// Prints the state of the installation, and the pods that differ from their profiles. Returns [`Exit::Findings`] if the
-/// installation does not work, if there is such a pod, or if a problem needs action.
+/// Prints the state of the installation, and the pods that differ from their profiles. Returns [`Exit::Findings`] if
+/// the installation does not work, if there is such a pod, or if a problem needs action.
 pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let format = args.output;
     let (status, audited) = block_on(read(args))?;
@@ -87,7 +87,8 @@ pub(crate) fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     Ok(Exit::findings(!works || status.report.total() > 0 || !finding::needs_no_action(&status.problems)))
 }
 
-/// Reads the installation, and then the pods. If the pods cannot be read, the second value is the error.
+/// Reads the installation, unless only pods are shown, and then the pods. If the pods cannot be read, the second value
+/// is the error.
 async fn read(args: StatusArgs) -> anyhow::Result<(Status, anyhow::Result<()>)> {
     let StatusArgs { namespace, all_namespaces: _, selector, pods, at, output: _ } = args;
     let (client, release) = at.connect().await?;
@@ -162,7 +163,7 @@ async fn unavailable(
     found
 }
 
-/// Returns a finding if the webhook configuration was read and has no entries.
+/// Returns a finding if the webhook configuration does not exist or has no entries. `None` if it could not be read.
 fn unregistered(
     release: &Release,
     configuration: &kube::Result<Option<MutatingWebhookConfiguration>>,

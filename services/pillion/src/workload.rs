@@ -49,7 +49,8 @@ impl Owners {
         Self { client, known: HashMap::new() }
     }
 
-    /// Returns the topmost workload of a pod. `owner` is the kind and name of the pod's controller.
+    /// Returns the workload of a pod: its controller, or the workload behind a `ReplicaSet` or a `Job`. Without a
+    /// controller, it is the pod itself. `owner` is the kind and name of the pod's controller.
     ///
     /// # Errors
     /// An owner cannot be read from the API server.

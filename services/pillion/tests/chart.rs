@@ -152,7 +152,7 @@ fn rendered_names_are_unique() {
 }
 
 /// Checks that names are unique, that the chart contains no object that the controller creates, and that each object
-/// has the label of the release. Only namespaced objects may set a namespace.
+/// has the label of the release. Each namespaced object must set a namespace, and no other object may set one.
 fn check_names(set: &str, objects: &[Json]) {
     let mut seen = BTreeSet::new();
     for object in objects {

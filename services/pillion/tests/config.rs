@@ -175,7 +175,7 @@ fn log_level_follows_file_unless_flag_is_set() {
         let line = format!("pillion_webhook_config_reloads_total{{result=\"ok\"}} {times}");
         eventually(&line, || get(&address, "/metrics").body.lines().any(|found| found == line).then_some(()));
     };
-    // The program logs the reload at the level of the reloaded policy.
+    // The new level already applies to the log line about the reload.
     write("error");
     read(1);
     assert_eq!(reload_count(&replica), 0, "{}", replica.stderr());

@@ -134,7 +134,7 @@ fn images(objects: &[Json]) -> Vec<&str> {
     images.map(|image| image.as_str().unwrap()).collect()
 }
 
-/// The image reference in each example, which users should replace.
+/// The image reference in the examples for Argo CD and Flux, which users should replace.
 const IMAGE: &str = "registry.example.com/platform/pillion:0.1.0";
 
 fn has_hook(objects: &[Json], hook: &str) -> bool {

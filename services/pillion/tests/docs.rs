@@ -317,8 +317,8 @@ fn targets(text: &str) -> Vec<String> {
     inline.chain(named).map(|target| target.trim().to_owned()).collect()
 }
 
-/// Returns the anchor that GitHub generates for a heading: letters, digits, `-` and `_` are kept, blanks become `-`,
-/// and all other characters are removed.
+/// Returns the anchor that GitHub generates for a heading: letters become lower case, digits, `-` and `_` are kept,
+/// blanks become `-`, and all other characters are removed.
 fn anchor(heading: &str) -> String {
     // If the heading contains a link, only the link's text becomes part of the anchor.
     let shown = heading.split("](").enumerate().map(|(place, part)| match place {

@@ -26,7 +26,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Returns the source of the shipped profile, in which `to` replaces the first `from`.
+/// Returns the source of the shipped profile `nginx`, in which `to` replaces the first `from`.
 fn nginx_with(from: &str, to: &str) -> String {
     let text = fs::read_to_string(Path::new(PROFILES).join("nginx/profile.yaml")).unwrap();
     assert!(text.contains(from), "{from}");

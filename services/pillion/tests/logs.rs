@@ -1,5 +1,6 @@
-//! Logs, metrics and traces must never contain any part of an object except its name. The test sends a pod with marked
-//! secrets through many code paths of the program, at the highest log level and with all traces.
+//! Logs, metrics and traces must never contain any part of an object except its kind, namespace and name. A test sends
+//! a pod with marked secrets through many code paths of the program, at the highest log level and with all traces.
+//! Another test toggles the log level with a signal.
 
 #![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 

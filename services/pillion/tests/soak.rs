@@ -481,8 +481,8 @@ pub(crate) async fn open_and_close_connections(target: Rc<Target>) {
     }
 }
 
-/// Breaks off connections in the handshake, in the header, in the body and before the response. Also connects without
-/// TLS.
+/// Breaks off connections in the handshake, in a request's head, in its body and before the response. Also connects
+/// without TLS.
 pub(crate) async fn break_off_connections(target: Rc<Target>) {
     let body = review(0, "CREATE", 100 * KIB).to_string();
     let head = format!(

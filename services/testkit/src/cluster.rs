@@ -81,8 +81,9 @@ pub fn busybox() -> anyhow::Result<PathBuf> {
 }
 
 impl Cluster {
-    /// Starts the cluster with this name, or resumes it with its data. The cluster has no owner, so it outlives this
-    /// process. Builds or fetches missing parts, which takes about 15 minutes the first time.
+    /// Starts the cluster with this name, or resumes it with its data, unless it runs already. The cluster has no
+    /// owner, so it outlives this process. Builds or fetches missing parts, which takes about 15 minutes the first
+    /// time.
     ///
     /// # Errors
     /// This machine cannot run a cluster, another process uses the cluster, or the cluster does not become ready; in

@@ -160,8 +160,8 @@ impl Builder {
     /// instead.
     ///
     /// # Errors
-    /// The tools are missing, or etcd or the API server does not start; the error contains the end of its log. The
-    /// control plane is leased, but this builder has arguments for the API server: such a test needs
+    /// The tools are missing, or etcd or the API server does not start; the error contains the end of the API server's
+    /// log. Or the control plane is leased, but this builder has arguments for the API server: such a test needs
     /// [`own_network`](crate::Isolation::own_network).
     pub async fn start(self) -> anyhow::Result<ControlPlane> {
         install_crypto_provider();
@@ -183,7 +183,7 @@ impl Builder {
             garbage_collection: self.garbage_collection,
         };
         let ca_pem = settings.write_credentials()?;
-        // Both programs start concurrently, because the API server waits until etcd is ready.
+        // Both programs start concurrently. This is possible, because the API server waits until etcd is ready.
         settings.write(CA_FILE, &ca_pem)?;
         let etcd = Some(settings.spawn_etcd()?);
         let mut control_plane = ControlPlane { etcd, api_server: None, leased: None, ca_pem, settings };
@@ -313,14 +313,15 @@ impl Settings {
 
 /// Returns the memory limit of etcd and of an API server, in MiB: a twelfth of the machine's memory, but between 900
 /// and 2048. Six control planes run at the same time on two processors. A smaller limit would cost processor time,
-/// because an API server uses up to 200 MiB all the time.
+/// because up to 200 MiB of an API server's memory are always in use and cannot be freed.
 fn memory_limit() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
     (total.unwrap_or(0_u64) / 1024 / 12).clamp(900, 2048)
 }
 
-/// Makes a Go program ignore proxies and the terminal's signals, and sets when it collects garbage. Returns the command.
+/// Makes a Go program ignore proxies and the terminal's signals, and sets when it collects garbage. Returns the
+/// command.
 fn isolate_go_process(command: &mut Command, garbage_collection: GarbageCollection) -> &mut Command {
     use std::os::unix::process::CommandExt;
     match garbage_collection {

@@ -1,4 +1,5 @@
-//! A process that tests start, watch and signal, with a log file. It ends when its [`Daemon`] is dropped.
+//! A process that tests start, watch and signal, with a log file. It ends when its [`Daemon`] is dropped, unless it was
+//! detached.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,8 @@ use crate::eventually::eventually;
 /// The number of log lines in an error.
 const TAIL: usize = 20;
 
-/// A running process whose output goes to a log file. Dropping this value kills the process.
+/// A running process whose output goes to a log file. Dropping this value kills the process, unless [`Daemon::detach`]
+/// was called.
 #[derive(Debug)]
 pub struct Daemon {
     name: String,

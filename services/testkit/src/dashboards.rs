@@ -267,7 +267,7 @@ impl Kind {
     }
 }
 
-/// Returns a variable that offers the values of a label of this metric.
+/// Returns a variable that offers the values of a label in the series of this metric that match `selector`.
 fn variable(name: &str, label: &str, metric: &str, selector: &str) -> Value {
     let query = format!("label_values({metric}{{{selector}}}, {label})").replace("{}", "");
     // Every target has the labels `job` and `instance`. Other labels may be missing: only a selector with `.*` also
@@ -285,10 +285,10 @@ fn datasource() -> Value {
     json!({"type": "prometheus", "uid": "${datasource}"})
 }
 
-/// Adds the dashboard's variables to a query: restricts each metric to the selected targets, and API server metrics to
-/// Pillion's webhooks. Replaces `release` at the start of a list of labels with the cluster and namespace labels.
-/// Replaces `target` as the only label of a list with the labels that identify a target. Replaces `[rate]` with
-/// Grafana's rate interval.
+/// Adds the dashboard's variables to a query. Restricts each metric to the selected targets. If the dashboard's own
+/// metric is one of the API server, also restricts each metric to Pillion's webhooks. Replaces `release` at the start
+/// of a list of labels with the cluster and namespace labels. Replaces `target` as the only label of a list with the
+/// labels that identify a target. Replaces `[rate]` with Grafana's rate interval.
 fn expression(text: &str, metric: &str) -> String {
     let ours = if metric.starts_with("apiserver_") {
         r#"$cluster_label=~"$cluster", job=~"$job", instance=~"$instance", name=~".+[.]pillion[.]dev""#

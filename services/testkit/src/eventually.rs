@@ -6,8 +6,8 @@ use anyhow::anyhow;
 
 /// The pause between two checks of something local, such as a file or a process.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
-/// The first and the longest pause between attempts. Each pause is 1.5 times as long as the previous one. Most attempts
-/// call the API server, and too many calls would delay the awaited condition.
+/// The first and the longest pause between attempts. Each pause is 1.5 times as long as the previous one, up to the
+/// longest. Most attempts call the API server, and too many calls would delay the awaited condition.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 

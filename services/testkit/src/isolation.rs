@@ -101,15 +101,15 @@ impl Isolation {
         Self { time_limit: Duration::from_mins(10), has_own_network: false, state: State::Bare }
     }
 
-    /// Uses an empty network instead of one with a leased control plane. This is for tests that configure or measure the
-    /// control plane, or do not need one. `_reason` documents why.
+    /// Uses an empty network instead of one with a leased control plane. This is for tests that configure or measure
+    /// the control plane, or do not need one. `_reason` documents why.
     pub fn own_network(mut self, _reason: &'static str) -> Self {
         self.has_own_network = true;
         self
     }
 
-    /// Leases a control plane that has Pillion's CRDs. This is for tests that need the CRDs, but do not test how they are
-    /// installed.
+    /// Leases a control plane that has Pillion's CRDs. This is for tests that need the CRDs, but do not test how they
+    /// are installed.
     pub fn with_crds(mut self) -> Self {
         self.state = State::WithCrds;
         self
@@ -147,7 +147,8 @@ impl Isolation {
     /// If a test makes several calls, each has its own copy. In that copy, earlier calls return `Ok` and do nothing.
     ///
     /// # Errors
-    /// The body failed, panicked or timed out, or this machine does not allow namespaces.
+    /// The body failed, panicked or timed out, the tools or the control plane cannot be started, or this machine does
+    /// not allow namespaces.
     #[track_caller]
     pub fn try_run<F, Fut>(self, body: F) -> Result<(), Failure>
     where

@@ -31,7 +31,8 @@ impl MovedClock {
     /// Creates a clock that is equal to the machine's clock. Each clock of a test needs a different `name`.
     ///
     /// # Errors
-    /// The call is not inside an isolated test, or there is no C compiler (`cc`, or the one in `CC`).
+    /// The call is not inside an isolated test, another clock of the test has this name, or there is no C compiler
+    /// (`cc`, or the one in `CC`).
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let directory = namespace::directory()?;
         let library = directory.join("moved_clock.so");

@@ -41,7 +41,7 @@ impl Request {
 /// Sends a request to the keeper of the control plane in `folder`, and waits until the keeper has performed it.
 ///
 /// # Errors
-/// The keeper has ended, or the request failed.
+/// The keeper has ended or does not respond in time, or the request failed.
 pub(crate) fn send(folder: &Path, request: Request) -> anyhow::Result<()> {
     let socket = folder.join(SOCKET);
     let mut stream = UnixStream::connect(&socket).with_context(|| format!("cannot connect to {}", socket.display()))?;

@@ -179,7 +179,7 @@ impl Replica {
     /// Sends a GET request to the port of probes and metrics. Returns the status and the body.
     ///
     /// # Errors
-    /// There is no response within five seconds.
+    /// The replica cannot be reached, or does not respond within five seconds.
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, String)> {
         get(self.address, path).await
     }

@@ -2,8 +2,8 @@
 //!
 //! Starting etcd and kube-apiserver takes longer than most tests, so a control plane outlives the test that started it.
 //! It runs in network namespaces of its own, and each test that leases it enters them. After a test has passed, every
-//! key in etcd is reset to its value before the first test, except keys that the API server itself writes. After a test
-//! has failed, its control plane is ended.
+//! key in etcd is reset to its initial value, except keys that the API server itself writes. After a test has failed,
+//! its control plane is ended.
 //!
 //! Two tests never use one control plane at the same time. There are at most as many control planes as parallel tests.
 //!
@@ -254,7 +254,8 @@ impl Lease {
 }
 
 /// A shell script that runs a command, and kills it if the owner ends. When the command has ended, removes the lease's
-/// folder. `$0` is this folder, `$1` is the owner's process id, and the rest is the command.
+/// folder. If the owner has ended, also removes the lock files, and the folder of the test run once it is empty. `$0`
+/// is the lease's folder, `$1` is the owner's process id, and the rest is the command.
 const KEEPER: &str = r#"
 folder=$0 owner=$1
 shift

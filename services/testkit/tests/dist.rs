@@ -1,4 +1,4 @@
-//! Tests the output of `just dist`, with an empty program in place of the real one.
+//! Tests the output of `just dist`, with a minimal program in place of the real one.
 
 #![expect(clippy::unwrap_used, reason = "tests and their helpers fail by panicking")]
 

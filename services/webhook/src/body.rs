@@ -32,8 +32,8 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// The memory budget of all request bodies together, over all connections.
 ///
-/// The size of each body and the number of connections are limited, but their product exceeds any machine's memory. So
-/// a body takes its share of one budget only as its bytes arrive. It returns the share when the request is answered.
+/// The size of each body and the number of connections are limited, but their product far exceeds a replica's memory.
+/// So a body takes its share of one budget only as its bytes arrive. It returns the share when the request is answered.
 /// Large bodies leave a part of the budget to small ones. Most reviews have a few kilobytes, and must be answered even
 /// while another client slowly sends large ones.
 #[derive(Debug)]

@@ -2,10 +2,11 @@
 
 use std::fmt::{self, Write};
 
-/// The maximum number of bytes of client text in a log line.
+/// The maximum number of bytes of one text from a client in a log line.
 pub(crate) const LOGGED_BYTES: usize = 256;
 
-/// Displays a string as one line of printable characters, truncated to this number of bytes.
+/// Displays a string as one line of printable characters, truncated to this number of bytes. A truncated string is
+/// followed by `...`, which does not count towards the limit.
 pub(crate) struct Bounded<'t>(pub(crate) &'t str, pub(crate) usize);
 
 impl fmt::Display for Bounded<'_> {

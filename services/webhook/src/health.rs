@@ -249,8 +249,8 @@ where
     }
 }
 
-/// Rejects a request after reading its body. Otherwise a client that is still writing would see a connection reset
-/// instead of the response, and the API server does not retry after a reset.
+/// Rejects a request. If its client may still be writing the body, first reads and discards the body. Otherwise the
+/// client would see a connection reset instead of the response, and the API server does not retry after a reset.
 async fn reject(not_ready: NotReady, request: Request) -> Result<Response, Infallible> {
     tracing::debug!(why = %not_ready, "a request was answered with 503");
     let version = request.version();

@@ -46,7 +46,7 @@ use snapshot::SnapshotCollector;
 use crate::counters::{Counters, register};
 use crate::overload::OverloadMetrics;
 
-/// Bucket bounds for request bodies, in bytes. The review of a pod has about 8 KB, and the limit is 7 MiB.
+/// Bucket bounds for request bodies, in bytes. The review of a pod has about 8 KB, and the default limit is 7 MiB.
 const REQUEST_BUCKETS: [f64; 9] =
     [2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 262_144.0, 1_048_576.0, 7_340_032.0];
 /// Bucket bounds for patches, in bytes.

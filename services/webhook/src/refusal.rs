@@ -1,7 +1,8 @@
 //! The reasons why a request is answered without a review. Each has an HTTP status, a text and a metric.
 //!
 //! The API server shows the text to the pod's author or logs it, so the text names the mistake and the expected value.
-//! The status is 4xx for an error of the client and 5xx for an error of the webhook. `failurePolicy` applies to both.
+//! The status is 4xx for an error of the client. It is 5xx if the webhook failed or shed the request. `failurePolicy`
+//! applies to both.
 
 use std::any::Any;
 use std::fmt;

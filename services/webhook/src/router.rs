@@ -70,7 +70,7 @@ pub fn router(admission: Admission) -> Router {
         async |State(service): State<Arc<Service>>, request: Request| service.answer_connectivity_check(request).await;
     router
         .route(VALIDATE_PROFILES_PATH, post(profile))
-        // The caller appends its epoch to the path. The replica ignores it.
+        // The controller appends its epoch to this path in the webhook configuration. The replica ignores the epoch.
         .route(&format!("{}/{{epoch}}", trust_probe::PATH), post(check))
         .fallback(async || {
             (
@@ -215,7 +215,7 @@ impl Service {
     }
 
     /// Attributes the request in metrics to the namespace that is peeked from its body. If the snapshot lacks that
-    /// namespace, the request is attributed to `_other`.
+    /// namespace, the request is attributed to `_other`. Does nothing if no namespace is found in the body.
     fn attribute(&self, context: &RequestContext, body: &Bytes) {
         if let Some(name) = overload::peek_namespace(body) {
             context.tenant.set_namespace(name, self.admission.snapshot.load().namespace(name).is_some());

@@ -1,5 +1,5 @@
-//! Creates the spans of admission requests: one for the request, as a child of the API server's trace, and one for each
-//! step.
+//! Creates the spans of admission requests: one for the request, and one for each step. The request's span belongs to
+//! the API server's trace if the request's headers name one.
 //!
 //! The spans have a target of their own, so that a subscriber can send them only to traces. Without a subscriber for
 //! the target, creating a span only reads a flag. Sampling is decided once, at the request's head; an unsampled request
@@ -26,8 +26,8 @@ use crate::refusal::Refusal;
 /// The target of all request spans. No other span has this target.
 pub const TARGET: &str = "pillion_trace";
 
-/// The attribute of a span that was created after the response, because its request failed or was denied. It shows
-/// samplers that the request was not sampled at its head.
+/// The attribute of a span that was created only when the response was ready, because its request failed or was denied.
+/// It shows samplers that the request was not sampled at its head.
 pub const SAMPLED_FOR: &str = "sampled_for";
 
 /// The name of the instrumentation scope of the spans.
@@ -137,7 +137,8 @@ impl RequestSpan {
         }
     }
 
-    /// Records the reason for the decision, and the profiles that were considered.
+    /// Records the reason for the decision, and the first profiles that were considered. For an unsampled request, does
+    /// so only if the request was denied.
     pub(crate) fn decided(&self, decision: &Decision) {
         if !self.span.is_disabled() {
             self.span.record("reason", decision.reason.as_str());
@@ -150,7 +151,7 @@ impl RequestSpan {
         }
     }
 
-    /// Records why the request was not decided.
+    /// Records why the request was not decided. For an unsampled request, does so only if the status is 5xx.
     pub(crate) fn refused(&self, refusal: &Refusal) {
         self.span.record("reason", refusal.reason());
         if refusal.status().is_server_error() {
@@ -188,8 +189,8 @@ impl RequestSpan {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "receive"))
     }
 
-    /// Creates the span of looking up the namespace and the objects that the review needs. For a large body, it also
-    /// covers the wait for a permit and the parsing.
+    /// Creates the span of looking up the namespace and the objects that the review needs. It also covers the wait for
+    /// another permit after a lookup. For a large body, it covers every wait for a permit, and the parsing.
     pub(crate) fn resolve(&self) -> Span {
         self.child(|parent| info_span!(target: TARGET, parent: parent, "resolve"))
     }

@@ -3,7 +3,7 @@
 //! Twenty quiet tenants send requests at a steady rate, whether or not earlier ones are answered. In alternate phases,
 //! one more tenant (the noisy tenant) sends as much as it can over many connections. For each pair of phases, the test
 //! computes the ratio of the 99th percentiles with and without the noisy tenant, and checks the median of these ratios.
-//! The server has one worker, which has a core of its own if the machine has at least two.
+//! The server has one worker. If the machine has at least two cores, no client uses the worker's core.
 //!
 //! On a busy machine, times are meaningless, so the test asks the kernel how long the worker waits for a core. Two
 //! measures are valid on any machine: how many requests of the noisy tenant were decided before earlier requests of
@@ -92,7 +92,7 @@ fn snapshot(noisy: &[Value]) -> Snapshot {
 /// The core on which a thread runs.
 #[derive(Clone, Copy)]
 enum Core {
-    /// The first core, on which only the worker runs.
+    /// The first core, which no client uses.
     Worker,
     /// Any other core.
     Others,
@@ -143,7 +143,7 @@ impl Server {
     fn start(overload: OverloadSettings, snapshot: Snapshot) -> Self {
         let worker = Arc::new(OnceLock::new());
         let thread = Arc::clone(&worker);
-        // The runtime starts its worker first. Later threads are for large bodies.
+        // The runtime starts its worker first. Any later thread of the runtime is for blocking work.
         let on_start = move || {
             let mut is_worker = false;
             thread.get_or_init(|| {
@@ -412,7 +412,8 @@ struct Results {
     rounds: Vec<Round>,
     /// The cost of one request of a quiet tenant, and of the noisy tenant.
     unloaded: [Unloaded; 2],
-    /// The numbers of requests that the noisy tenant sent, and that were shed.
+    /// The number of requests that the noisy tenant sent while the quiet tenants were measured. `shed` is the number of
+    /// its requests that were shed at any time.
     sent: usize,
     shed: usize,
     /// The number of requests of one quiet tenant in the same phases.
@@ -556,8 +557,8 @@ fn only_flooding_tenant_is_shed() {
     assert_once(measured, |results| results.shed > 0 && results.overtaken() <= OVERTAKEN && results.slows_at_most(2.0));
 }
 
-/// Compares the worker's processor time. With two cores, elapsed time would depend on how the clients and the thread
-/// that decides large pods compete for a core.
+/// Compares the worker's processor time. Elapsed time would also depend on whether the thread that decides large pods
+/// competes with the clients or with the worker for a core.
 #[test]
 fn large_pods_at_most_double_work_before_others() {
     let measured = || {

@@ -100,8 +100,8 @@ impl Raw {
         timeout(PATIENCE, read).await.expect("the server sends no frame and does not close")
     }
 
-    /// Reads until the connection ends. Returns the error code of GOAWAY, or `None` if the server closed the connection
-    /// without one.
+    /// Reads until GOAWAY arrives or the connection ends. Returns the error code of GOAWAY, or `None` if the connection
+    /// ends without one.
     async fn goaway_code(mut self) -> Option<u32> {
         while let Some(frame) = self.read().await {
             if frame.kind == GOAWAY {

@@ -47,16 +47,16 @@ impl PodFetch {
     }
 }
 
-/// A running pod whose record lists a profile.
+/// An audited pod whose record lists a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfilePod {
     /// The namespace of the pod.
     pub namespace: Box<str>,
     /// The name of the pod.
     pub name: Box<str>,
-    /// The UID of the pod as a number; 0 if it is invalid.
+    /// The UID of the pod as a number; 0 if it is missing or invalid.
     pub uid: u128,
-    /// The revision of the profile, after the last upgrade in place.
+    /// The recorded revision of the profile or, after an upgrade in place, the revision of the upgrade.
     pub revision: Box<str>,
     /// Kind and name of the pod's controller, such as `ReplicaSet/web-5d8`.
     pub owner: Option<Arc<Box<str>>>,

@@ -8,7 +8,7 @@ pillion_api::labelled! {
     pub enum State {
         /// The profile matches the pod, and the pod's record does not list it.
         Missing => "missing",
-        /// The record lists a revision other than the active one.
+        /// The record lists a revision other than the expected one.
         Outdated => "outdated",
         /// The record lists a profile that was deleted, or that no longer matches the pod.
         Orphaned => "orphaned",
@@ -44,7 +44,7 @@ pillion_api::labelled! {
 /// Facts about a pod, its namespace and a profile. Times are in seconds since 1970; `None` if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
-    /// When the pod was created.
+    /// When the pod was created; 0 if unknown.
     pub created: i64,
     /// Whether the pod has an injection record.
     pub is_recorded: bool,

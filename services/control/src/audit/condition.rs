@@ -27,8 +27,8 @@ use crate::client::chain;
 use crate::leader::LeaderContext;
 use crate::revisions::profile_status;
 
-/// The condition's type. Its status is `True` while every matching pod has the profile's active revision, no other pod
-/// has the profile, and no pod is undecided.
+/// The condition's type. Its status is `True` while the audit knows no pod in which the profile is missing, outdated,
+/// orphaned or undecided.
 pub(crate) const INJECTED: &str = "Injected";
 
 /// The field manager of the condition.

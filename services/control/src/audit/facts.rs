@@ -23,7 +23,7 @@ pub struct ClusterFacts {
     /// When injection was disabled.
     pub disabled: Spans,
     /// When the webhook configuration was created, in seconds since 1970. Before that, the API server did not call the
-    /// webhook. `None` if it was not read.
+    /// webhook. `None` if this time is unknown.
     pub registered: Option<i64>,
     namespaces: BTreeMap<Box<str>, (Arc<Namespace>, NamespaceAge)>,
     profiles: BTreeMap<Box<str>, (Box<str>, ProfileAge)>,

@@ -12,7 +12,8 @@
 //! - **A profile with conditions**, or with parameters whose invalid values can exclude it, needs the whole pod. The
 //!   audit stores only the result. If the profile is in the pod's record, the whole pod is not read, because the
 //!   webhook already checked the conditions when the pod was created. So the audit reads few whole pods, and reads each
-//!   again only if the profile or the namespace changes. It pauses between the requests ([`PodFetch`]).
+//!   again only if the profile, the namespace or the pod changes, or if a lookup or a request failed. It pauses between
+//!   the requests ([`PodFetch`]).
 //! - **When profiles or namespaces change**, the audit judges the stored data again in memory, once for all equal pods.
 //!   If only a profile's template has changed, nothing is read again, because the records name the older revision.
 //!

@@ -1,6 +1,6 @@
 //! The audit's requests to the API server. The audit watches the metadata of pods, and reads the whole pods of each
-//! [`PodFetch`]. It also reads the webhook's availability, the excluded namespaces, and the ages of namespaces and
-//! profiles.
+//! [`PodFetch`]. It also reads the webhook's availability, the kill switch, the excluded namespaces, and the ages of
+//! namespaces and profiles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

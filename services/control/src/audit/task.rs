@@ -32,7 +32,8 @@ use crate::release::Release;
 
 /// Maximum number of pod changes handled at once.
 const CHANGE_BATCH: usize = 256;
-/// Number of pods that are judged before the task continues with other work.
+/// Number of judged pods after which the task continues with other work. All pods of a namespace are judged without a
+/// break.
 pub(super) const JUDGE_BATCH: usize = 2_000;
 /// Maximum number of namespaces whose age the audit requests for one report. The same limit applies to profiles.
 const MAX_AGE_REQUESTS: usize = 16;
@@ -65,9 +66,9 @@ pub struct AuditSettings {
 }
 
 impl Default for AuditSettings {
-    /// Reports every second, reads the webhook's state every 5 s, and retries failed lookups after 10 s. Sends at most
-    /// 2 requests at once, with pauses of 5 ms, or of 3 s after a failure, and with a timeout of 10 s. Reports details
-    /// of 1000 findings.
+    /// Reports at most every second, reads the webhook's state every 5 s, and retries failed lookups after 10 s. Sends
+    /// at most 2 requests at once, with pauses of 5 ms, or of 3 s after a failure, and with a timeout of 10 s. Reports
+    /// details of 1000 findings.
     fn default() -> Self {
         Self {
             report_every: Duration::from_secs(1),
@@ -333,8 +334,8 @@ impl Task {
         self.retry_pause = (pause * if any { 2 } else { 1 }).min(MAX_RETRY_PAUSE);
     }
 
-    /// Reads the webhook's availability and the excluded namespaces. A failed request changes nothing. Returns whether
-    /// pods must be judged again.
+    /// Reads the webhook's availability, the kill switch and the excluded namespaces. A failed request changes nothing.
+    /// Returns whether pods must be judged again.
     async fn read_webhook_state(&mut self) -> bool {
         let state = timeout(self.settings.request_limit, read_webhook_state(&self.client, &self.release)).await;
         let mut more_to_judge = false;

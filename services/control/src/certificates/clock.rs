@@ -27,7 +27,7 @@ use tracing::{info, warn};
 pub struct Settings {
     /// Clocks agree if their difference is below this value.
     pub tolerance: Duration,
-    /// Number of recent responses that are used.
+    /// Maximum number of recent responses that are used.
     pub answers: usize,
     /// Maximum age of a response that is used.
     pub max_age: Duration,

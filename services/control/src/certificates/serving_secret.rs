@@ -239,8 +239,8 @@ struct ReportedState {
     /// Why the pair in the Secret was rejected; `None` if it was not.
     rejection: Option<Rejection>,
     gone_reported: bool,
-    /// The issuer and the end of the last accepted pair. `None` if there is none, or if its issuer is not a CA of
-    /// Pillion.
+    /// The issuer of the last accepted certificate, and the end of its validity. `None` if no pair was accepted, or if
+    /// the issuer is not a CA of Pillion.
     served: Option<Served>,
 }
 
@@ -330,7 +330,8 @@ impl ReportedState {
         (!std::mem::replace(&mut self.gone_reported, true)).then_some(SecretChange::Gone)
     }
 
-    /// Returns `news` unchanged, or [`SecretChange::Older`] instead of a valid pair of an older CA.
+    /// Returns `news` unchanged, or [`SecretChange::Older`] instead of a valid pair of an older CA that must not be
+    /// served yet.
     fn compare_with_served(&mut self, news: SecretChange, now: Timestamp) -> SecretChange {
         let pair = match news {
             SecretChange::Valid(pair) => pair,

@@ -7,7 +7,7 @@
 //! - If an owner's new pods wait although webhooks respond, the controller deletes none of them during a back-off,
 //!   which doubles each time. Then it deletes one pod, and waits to see if the replacement is injected.
 //! - A pod that no owner would create again is never deleted. In `enabled` namespaces, its scheduling gate is removed.
-//!   In others, an Event reports it.
+//!   In `held` and `required` namespaces, an Event reports it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use super::pod::{HeldPod, Key, OwnerKind};
 pub enum Injection {
     /// Webhooks respond, so a new pod gets a decision.
     Answering,
-    /// Webhooks do not respond, or their state is not known.
+    /// Webhooks do not respond or are not called for `held` namespaces, or their state is not known.
     Silent,
-    /// An administrator disabled injection or removed the webhook configurations, so no pod should wait.
+    /// An administrator disabled injection or the webhooks, so no pod should wait.
     SwitchedOff,
 }
 

@@ -36,7 +36,7 @@ const RESOURCES: [&str; 4] = [
 pub struct PolicySettings {
     /// The settings of the policies.
     pub policies: held::Settings,
-    /// Time between two checks if the watches report no change.
+    /// Time between two checks if the watches report no change. After a failure, the next check is earlier.
     pub recheck: Duration,
     /// Minimum time between two corrections. The time doubles while corrections follow one another.
     pub first_pause: Duration,
@@ -58,7 +58,8 @@ impl PolicySettings {
 }
 
 /// While this controller leads, creates and corrects the policies if `wanted` is true, and removes them if it is false.
-/// If it is `None`, the policies are not changed.
+/// If it is `None`, the policies are not changed. If the API server does not support the policies, this is only
+/// reported.
 pub async fn run(
     leading: LeaderContext,
     settings: PolicySettings,
@@ -154,7 +155,7 @@ fn all(client: &Client, settings: &PolicySettings) -> serde_json::Result<[Policy
 /// whether any existed.
 ///
 /// # Errors
-/// The API server is unavailable or denies the request.
+/// The API server is unavailable or denies the request, or a policy cannot be serialized.
 pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, RemoveError> {
     if !is_supported(client, &RESOURCES).await? {
         return Ok(false);
@@ -166,7 +167,7 @@ pub async fn remove(client: &Client, settings: &PolicySettings) -> Result<bool, 
     Ok(removed)
 }
 
-/// Why the policies were not deleted.
+/// Why not all policies were deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
     /// The API server is unavailable or rejected the request.

@@ -1,4 +1,4 @@
-//! Watches pods that have the scheduling gate of `held` namespaces, and executes the plans.
+//! Watches unscheduled pods, stores those with the scheduling gate of `held` namespaces, and executes the plans.
 //!
 //! The preconditions of every change of a pod are its UID and the last `resourceVersion` that this controller knows. So
 //! the change fails if another client has changed the pod after the plan: for example, if the pod was scheduled or

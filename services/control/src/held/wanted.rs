@@ -45,8 +45,9 @@ pub async fn follow(mut inputs: Inputs, policies: watch::Sender<Option<bool>>, i
 /// Returns whether pods should wait, and whether new pods are injected.
 ///
 /// Pods should wait only if the API server calls the webhook of `held` namespaces, and injection is enabled. `None`
-/// leaves the policies unchanged: the configurations are unknown, or they lack the entry for `held` namespaces, which
-/// the controller will soon add. Such a short failure must not release pods without injection.
+/// leaves the policies unchanged: the configurations or the state of the kill switch are unknown, or the configurations
+/// lack the entry for `held` namespaces, which the controller will soon add. Such a short failure must not release pods
+/// without injection.
 fn judge(off: bool, live: Option<&Live>, answering: bool) -> (Option<bool>, Injection) {
     let Some(live) = live else { return (None, Injection::Silent) };
     if off || live.disabled {

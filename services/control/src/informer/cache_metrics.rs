@@ -211,7 +211,7 @@ impl Collector for StalenessCollector {
     }
 }
 
-/// Returns a client that records the arrival of each chunk of a successful response.
+/// Returns a client that records when the head and each chunk of a successful response arrive.
 pub(crate) fn recording(client: Client, last_response: LastResponse) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: http::Request<Body>| {

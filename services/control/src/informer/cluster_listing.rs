@@ -34,13 +34,13 @@ const FETCHES: usize = 16;
 /// Profiles and namespaces as listed.
 #[derive(Debug)]
 pub struct ClusterListing {
-    /// The snapshot that replicas serve.
+    /// The snapshot that replicas would serve with the listed objects.
     pub snapshot: Arc<Snapshot>,
-    /// Whether replicas serve accepted revisions. If none is published, they serve the stored profiles.
+    /// Whether the snapshot has published revisions. If no revision is published, it has the stored profiles.
     pub serves_revisions: bool,
     /// The stored profiles.
     pub stored: Vec<Stored>,
-    /// Invalid profiles, and published revisions that cannot be used.
+    /// Invalid profiles or, if the snapshot has published revisions, those revisions that cannot be used.
     pub broken: Vec<Broken>,
     /// The parts that could not be read, with the API server's message.
     pub unread: Vec<(Part, String)>,

@@ -33,10 +33,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// After a pause of this length, the caller no longer waits for the revision.
+/// After a pause of at least this length, the caller no longer waits for the revision.
 const MAX_WAIT_PAUSE: Duration = Duration::from_millis(1_600);
 
-/// The fetched revision, or the error of the request.
+/// The result of a fetch, or the error of a request that may succeed later.
 pub type FetchResult = Result<Fetched, kube::Error>;
 
 /// Running and waiting fetches.

@@ -4,12 +4,13 @@
 //! (`PublishedRevisions`). A replica needs only one of these states. The leading controller needs both, from one set of
 //! watches: it accepts specs and publishes revisions. A *text* is a spec as JSON.
 //!
-//! Nothing is published before the first lists of all three kinds are complete. With half a list, an existing profile
-//! would appear to be missing. After that, the watches are independent: while a watch is interrupted, the objects that
-//! it last delivered remain in use.
+//! Nothing is published before the first lists of cluster profiles, namespaced profiles and namespaces are complete.
+//! With half a list, an existing profile would appear to be missing. After that, the watches are independent: while a
+//! watch is interrupted, the objects that it last delivered remain in use.
 //!
-//! If a profile does not fit into the memory [`share`] of its namespace, its text and its compiled form are dropped.
-//! Once memory is free, the caller reads the profile again (`Index::take_readable`).
+//! If a profile does not fit into the memory [`share`] of its namespace, its stored text and the compiled form of that
+//! text are dropped. The last accepted version, if there is one, remains active. Once memory is free, the caller reads
+//! the profile again (`Index::take_readable`).
 //!
 //! kube's `reflector` and `Store` are not used: they keep whole objects, which are several times larger than the
 //! compiled profiles, and during a list they keep both the old and the new objects.
@@ -318,7 +319,8 @@ impl Index {
         (state, Some(broken))
     }
 
-    /// Whether a profile without a seed must wait until the first list is complete, so that seeds get memory first.
+    /// Whether new stored specs of this profile must wait until the first list is complete, so that seeds get memory
+    /// first.
     fn defers_new_texts(&self, name: &ProfileName) -> bool {
         let has_seeds = self.seeds.keys().next_back().is_some_and(|name| !is_of_cluster(name));
         !is_of_cluster(name) && !self.namespaced.is_complete && has_seeds

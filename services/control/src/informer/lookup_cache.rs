@@ -14,8 +14,8 @@
 //! For a few seconds after a request has found the API server unavailable, pods with a stale entry get it without
 //! waiting. Meanwhile, requests in the background show when the API server is available again.
 //!
-//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit. Each tenant
-//! may use a quarter of the concurrent requests, however many of its pods wait.
+//! Any client that reaches the webhook's port can cause lookups. So each client address has a rate limit. If the tenant
+//! of a lookup is known, the tenant may use a quarter of the concurrent requests, however many of its pods wait.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -60,7 +60,7 @@ pub(crate) type Fetch<K, V> = dyn Fn(K) -> BoxFuture<'static, Fetched<V>> + Send
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The API server is unreachable or overloaded: a temporary error.
+    /// The API server is unreachable or overloaded, or responded with a server error. A retry may succeed.
     #[error("{}", crate::client::chain(&**.0))]
     Unavailable(Box<dyn std::error::Error + Send + Sync>),
     /// The API server refused the request, or its response is unusable.
@@ -138,7 +138,7 @@ struct TenantPermits {
     permits: Mutex<HashMap<Box<str>, Weak<Semaphore>>>,
 }
 
-/// Number of tenants in the table at which tenants without a running request are removed.
+/// Number of tenants in the table at which tenants without a running or waiting request are removed.
 const TENANTS: usize = 256;
 
 impl TenantPermits {
@@ -187,7 +187,8 @@ enum EntryState {
     Fresh,
     /// The entry is served, and a refresh is due.
     Due,
-    /// The entry is too old: the object is requested, and the entry is served if the request fails.
+    /// The entry is too old, so the object is requested. The entry is served if the request fails, or without a request
+    /// if the API server was found unavailable a few seconds ago.
     Expired,
     /// The entry is too old, and the last request has just failed.
     Stale,
@@ -209,7 +210,7 @@ impl FetchError {
         Self::Unavailable(error.into())
     }
 
-    /// Whether the API server responded, even with an error. If so, it is treated as available, and stale entries of
+    /// Whether the API server responded with an error status. If so, it is treated as available, and stale entries of
     /// other objects are not served without a request. For example, an aggregated API server may fail for one kind
     /// only.
     fn is_response(&self) -> bool {
@@ -555,9 +556,9 @@ pillion_api::labelled! {
         Failed => "failed",
         /// The request timed out, and no usable entry was cached.
         TimedOut => "timed_out",
-        /// No request was sent because a rate limit was exceeded.
+        /// No request was sent because a rate limit was exceeded, and no usable entry was cached.
         Refused => "refused",
-        /// No request was sent because the name is invalid.
+        /// No request was sent because a name is invalid or the query is for Secrets.
         Invalid => "invalid",
     }
 }

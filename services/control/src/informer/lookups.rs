@@ -2,9 +2,9 @@
 //! that profiles declare.
 //!
 //! This module opens no watch: the service accounts, Jobs and workloads of a large cluster would take more memory than
-//! everything else, and profiles need few of them. An object is read when the first pod needs it, and cached for half a
-//! minute, so a change may be seen half a minute late. The pods of a workload are created together and share a service
-//! account, so they need only one request. Only the metadata of service accounts and owners is read.
+//! everything else, and profiles need few of them. An object is read when the first pod needs it, and by default cached
+//! for half a minute, so a change may be seen half a minute late. The pods of a workload are created together and share
+//! a service account, so they need only one request. Only the metadata of service accounts and owners is read.
 //!
 //! A pod waits for the result, so lookups are bounded:
 //!
@@ -43,7 +43,8 @@ use crate::informer::namespaces::LAST_APPLIED;
 
 /// Approximate bytes of a cache entry without its object.
 const ENTRY_BYTES: usize = 512;
-/// Maximum bytes of a response: the object with its `managedFields`, which are not kept. A larger response is an error.
+/// Maximum bytes of a response: an object or a list with its `managedFields`, which are not kept. A larger response is
+/// an error.
 const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 
 /// Limits for the lookups of profiles.
@@ -52,7 +53,8 @@ pub struct LookupSettings {
     /// Timeout for all lookups of one review together. The caller's own timeout is longer, so that the cause of each
     /// failure is known.
     pub answer_limit: Duration,
-    /// How long an object is fresh. A change of the object may be seen this late.
+    /// How long an object is fresh. While the API server answers requests, a change of the object is seen after this
+    /// time at the latest.
     pub fresh_for: Duration,
     /// The maximum age of an entry that is served while the API server is unavailable.
     pub stale_for: Duration,
@@ -88,7 +90,8 @@ impl From<LookupSettings> for Bounds {
             capacity: memory,
             found_for: fresh_for,
             missing_for: Duration::from_secs(5).min(fresh_for),
-            // During this time, other lookups of the object fail at once instead of waiting for a timeout.
+            // During this time, other lookups of the object use a stale entry or fail at once, instead of waiting for a
+            // timeout.
             failed_for: Duration::from_secs(1),
             stale_for,
             wanted: "an object that a profile reads",

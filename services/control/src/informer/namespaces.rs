@@ -63,7 +63,8 @@ struct Listing {
 }
 
 impl NamespaceIndex {
-    /// Applies a change. Returns whether the snapshot changed.
+    /// Applies a change. Returns whether the snapshot changed. The first complete list counts as a change even if it is
+    /// empty.
     pub fn update(&mut self, change: NamespaceChange, snapshot: &mut Snapshot) -> bool {
         match change {
             Change::Restarted => {

@@ -58,8 +58,8 @@ impl Shares {
     ///
     /// A namespace gets up to [`Limits::of_namespace`], and at most half of the bytes of [`Limits::of_all`] that the
     /// other namespaces do not use. So a few large namespaces do not take all memory. While memory is free, each
-    /// namespace gets at least 64 KiB, and a replacement may be up to 64 KiB larger. A smaller replacement is always
-    /// allowed.
+    /// namespace gets at least 64 KiB, and a replacement may be up to 64 KiB larger. A replacement that is not larger
+    /// is always allowed.
     ///
     /// # Errors
     /// Returns the bytes that all profiles of the namespace may take now.

@@ -332,7 +332,8 @@ fn activation_changes(before: &ProfileSet, now: &ProfileSet) -> Vec<ActivationCh
         .collect()
 }
 
-/// Logs which profiles became active, so that administrators need not query a replica.
+/// Logs which profiles became active, changed their active revision, or are no longer active. So administrators need
+/// not query a replica.
 fn log_activations(changes: &[ActivationChange]) {
     for ActivationChange { name, before, now } in changes.iter().take(MAX_LOGGED) {
         let (old_revision, revision) = (before.as_deref(), now.as_deref());

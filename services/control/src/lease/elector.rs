@@ -109,7 +109,7 @@ impl Elector {
     /// So it differs from all other candidates, and from earlier processes of the same pod.
     ///
     /// # Errors
-    /// The settings would allow two leaders.
+    /// The election would not be safe with these settings ([`Settings::check`]).
     pub fn new(
         client: Client,
         release: &Release,

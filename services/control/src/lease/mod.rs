@@ -75,7 +75,7 @@ impl Settings {
     /// Checks that an election with these settings is safe.
     ///
     /// # Errors
-    /// The holder would lead for longer than the lease duration, or would stop leading before its second attempt to
+    /// The holder would lead for the whole lease duration or longer, or would stop leading before its second attempt to
     /// write.
     pub fn check(&self) -> Result<(), SettingsError> {
         let Self { lease_duration, renew_deadline, retry_period, .. } = *self;

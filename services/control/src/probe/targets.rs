@@ -1,4 +1,5 @@
-//! Selects the endpoints to probe: every address behind the Service, and every pod that the Service selects.
+//! Selects the endpoints to probe: every address behind the Service and, if [`Settings::pods`] is set, every pod that
+//! the Service selects.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -150,7 +150,8 @@ fn minimal_pod(namespace: &str, profile: &str, labels: &BTreeMap<String, String>
     })
 }
 
-/// Returns labels that match a selector. If no labels can match, returns labels that do not match.
+/// Returns labels for a selector: its `matchLabels`, and the first permitted value of each other key that must exist.
+/// The labels match, unless several requirements of the selector are about one key.
 fn matching(selector: Option<&LabelSelector>) -> BTreeMap<String, String> {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else { return BTreeMap::new() };
     let mut labels = match_labels.clone();

@@ -40,7 +40,7 @@ use crate::leader::{FIELD_MANAGER, LeaderContext};
 use crate::revisions::profile_event;
 use crate::revisions::profile_status::{self, kind};
 
-/// Maximum number of changes handled at once.
+/// Maximum number of changes of revisions that are handled at once.
 const BATCH: usize = 1024;
 /// Maximum number of profiles that are read again in one pass.
 const MAX_READS: usize = 256;

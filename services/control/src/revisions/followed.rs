@@ -90,8 +90,8 @@ impl RolloutLimits {
 }
 
 impl Followed {
-    /// Reads a profile. `None` if its running pods are not upgraded, if no revision is published, or if `rollout` is
-    /// `None` because the rollout in the stored spec is unknown.
+    /// Reads a profile. `None` if its running pods are not upgraded, or if no revision is published. `rollout` is the
+    /// rollout in the last valid spec. If it is `None`, running pods are not upgraded.
     pub(super) fn read(profile: &StoredProfile, rollout: Option<&Rollout>, limits: RolloutLimits) -> Option<Self> {
         let status = &profile.status;
         Some(Self {

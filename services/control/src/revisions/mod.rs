@@ -72,7 +72,7 @@ pub struct Settings {
     /// Sends the profiles whose running pods are upgraded to [`crate::rollout`], once all profiles are known. `None` if
     /// that task does not run.
     pub followed: Option<watch::Sender<Option<FollowedProfiles>>>,
-    /// The limits of that task. Strategies beyond them have no effect.
+    /// The limits of rollouts to running pods. Strategies beyond them have no effect.
     pub limits: RolloutLimits,
     /// The connection to the task of the safety net, or the reason why that task does not run.
     pub safety_net: Result<NetChannels, &'static str>,

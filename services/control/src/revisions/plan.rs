@@ -3,8 +3,8 @@
 //! - An accepted generation becomes a revision and is published. A rejected generation changes nothing that is
 //!   published, and the profile's status gives the reason.
 //! - An incomplete rollout keeps the promoted revision. A complete one promotes the newest. A rollout to running pods
-//!   ([`crate::rollout`]) is complete once that task says so in the status; until then, new pods get the promoted
-//!   revision. With the strategy `Restart`, new pods of a share of the workloads get the newest one.
+//!   ([`crate::rollout`]) is complete once its task has written the phase `Complete` to the status; until then, new
+//!   pods get the promoted revision. With the strategy `Restart`, new pods of a share of the workloads get the newest.
 //! - `pillion.dev/rollback-to` publishes a kept revision instead of the last accepted one, to all namespaces. If
 //!   `pillion.dev/rollback-from` names the revision that is rolled back, the rollback ends once a different revision is
 //!   accepted, and that revision is published. The status records the request, so that the rollback does not start
@@ -139,7 +139,8 @@ enum RollbackState {
     None,
     /// The requested revision is published.
     InForce,
-    /// Another revision was accepted after the rollback was requested. Holds the identity of the request.
+    /// The rollback has ended: the accepted revision is or was not the one to roll back. Holds the identity of the
+    /// request.
     Ended(String),
 }
 

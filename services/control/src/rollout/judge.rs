@@ -1,9 +1,9 @@
 //! Compares upgraded pods with the other pods over the same period, and decides whether the upgraded pods are worse. It
 //! does no I/O.
 //!
-//! A pod is bad if one of its containers has terminated with an error since the observation began, or if the pod is not
-//! ready at the end. A container that terminated because of the upgrade does not count. The upgraded pods are worse in
-//! two cases:
+//! A pod is bad if a container that runs as long as the pod has terminated with an error since the observation began,
+//! or if the pod is not ready now. A container that terminated because of the upgrade does not count. The upgraded pods
+//! are worse in two cases:
 //!
 //! - Fisher's exact test: suppose that the bad pods are distributed at random over both groups. The probability that at
 //!   least as many of them are upgraded pods is less than 5 %, divided by the number of comparisons in the observation.

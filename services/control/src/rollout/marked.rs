@@ -49,8 +49,8 @@ pub(super) struct MarkedPod {
 enum Step {
     /// Wait: the upgrade runs, or its failure is not in the profile's status yet.
     Wait,
-    /// Complete the upgrade: the changed containers are ready. Also used if the time limit is over, and before the
-    /// upgrade the pod was not ready and a changed container had not started.
+    /// Complete the upgrade: the changed containers are ready. Also used after the time limit, if before the upgrade
+    /// the pod was not ready and a changed container had not started.
     Complete,
     /// Return the pod to the previous revision, because the upgrade has failed for this reason.
     TakeBack(String),

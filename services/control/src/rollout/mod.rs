@@ -20,7 +20,7 @@
 //! - `pods`: brings a revision to pods, within the limits.
 //! - `evictions`: evicts pods that cannot be upgraded in place, with the strategy `Restart`.
 //! - `turns`: the order in which namespaced profiles are handled.
-//! - `task`: the loop.
+//! - `task`: the loop over the profiles.
 //!
 //! The task needs no memory of an earlier term. The request that writes the new image of a pod also writes its
 //! annotation ([`pillion_engine::in_place::Upgraded`]). The annotation contains all that is needed to complete the

@@ -367,7 +367,8 @@ impl Known {
     }
 }
 
-/// Returns the name of a changed container that has terminated, and that the kubelet does not restart.
+/// Returns the name of a changed container of `spec.containers` that has terminated, unless the pod's `restartPolicy`
+/// is `Always`.
 fn ended_container<'c>(pod: &Value, changes: &'c [ContainerChange]) -> Option<&'c str> {
     let restarts = pod.pointer("/spec/restartPolicy").is_none_or(|policy| policy == "Always");
     let has_ended = |change: &&ContainerChange| {

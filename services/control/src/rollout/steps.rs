@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Without a previous revision, a rollout enters `Halted` instead of `SteppingBack`. If `autoRollback` is false, it
-//! also does so when a pod has failed or the upgraded pods are worse.
+//! also does so when a pod has failed or the upgraded pods are worse. If new pods already get the revision, neither
+//! stops the rollout.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

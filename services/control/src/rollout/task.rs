@@ -400,7 +400,7 @@ impl Task {
         }
     }
 
-    /// Compares upgraded pods with others. `None` if this is not the phase or the time for it.
+    /// Compares upgraded pods with others. `None` if the phase is not `Baking`, or if the next comparison is not due.
     async fn verdict(
         &mut self,
         name: &str,

@@ -1,5 +1,5 @@
-//! The order in which namespaced profiles are handled. All namespaces get the same number of turns, however many
-//! profiles they have.
+//! The order in which namespaced profiles are handled. If a round has no time for all profiles, namespaces get the same
+//! number of turns, however many profiles they have.
 
 use std::collections::HashMap;
 

@@ -16,9 +16,9 @@
 //! - `reconciler`: one reconciliation.
 //! - `report`: Events, log lines and metrics.
 //!
-//! RBAC permissions: `get`, `watch` and `update` on both Secrets by name; `get`, `update` and `delete` on the webhook
-//! configurations by name; `get` on the `ConfigMap` by name; `create` on Secrets in the release's namespace and on
-//! webhook configurations; `get` and `watch` on the Lease; `create` and `patch` on Events.
+//! RBAC permissions: `get`, `list`, `watch` and `update` on both Secrets by name; `get`, `update` and `delete` on the
+//! webhook configurations by name; `get` on the `ConfigMap` by name; `create` on Secrets in the release's namespace and
+//! on webhook configurations; `get`, `list` and `watch` on the Lease by name; `create` and `patch` on Events.
 
 mod connectivity;
 mod objects;

@@ -37,7 +37,7 @@ pub(super) struct Objects {
     pub(super) configuration: Configuration,
     /// Unknown certificates in the webhook configurations.
     pub(super) unknown: Vec<CertificateDer<'static>>,
-    /// The administrator's request for a rotation, if there is one.
+    /// The administrator's request for a rotation, if there is one that is not fulfilled yet.
     pub(super) request: Option<RotationRequest>,
     /// The time at which the objects were read, and whether the clock can be trusted.
     pub(super) time: Reading,

@@ -280,7 +280,7 @@ impl Reconciler {
     }
 
     /// Returns the desired webhook configurations while the rotation has nothing to write. `None` while they have no
-    /// entries, or without a readable record.
+    /// entries, without a readable record, or if a trusted CA is missing.
     fn target(&self, objects: &Objects, seen: &Observed) -> Option<Target> {
         let Configuration::Present(bundle) = &seen.configuration else { return None };
         let known = objects.known()?;
@@ -430,7 +430,8 @@ impl Reconciler {
         Expected::of(&self.leading.release, cas, newest, bundle, record.certificate_epoch).map(Arc::new)
     }
 
-    /// Returns the CA certificates that every webhook entry trusts.
+    /// Returns the known CA certificates that every webhook entry trusts, and the unknown certificates in any entry.
+    /// Empty while the configuration has no entries.
     fn bundle(objects: &Objects, known: &KnownCas) -> Vec<CertificateDer<'static>> {
         let Configuration::Present(bundle) = &objects.configuration else { return Vec::new() };
         let trusted = |ca: &&CaMaterial| bundle.cas.contains(&ca.facts.generation);

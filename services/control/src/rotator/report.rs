@@ -63,7 +63,8 @@ impl EventRecorder {
         Self { recorder: Recorder::new(client.clone(), reporter), about }
     }
 
-    /// Records that the rotation waits for a different reason than before.
+    /// Records the Events of a wait with the reason `now`, after a wait with the reason `before`. Only waits that need
+    /// an administrator have Events.
     pub(super) async fn record_wait(&self, before: Option<Blocked>, now: Blocked) {
         self.record(events(before, now)).await;
     }

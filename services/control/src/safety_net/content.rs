@@ -33,7 +33,7 @@ struct Published {
     compiled: Arc<CompiledProfile>,
 }
 
-/// Why a revision is not covered.
+/// A revision that the API server rejected, with the reason and the time.
 struct Rejection {
     revision: String,
     why: String,
@@ -56,8 +56,8 @@ impl Content {
     /// Reads the revisions that were published since the last call.
     ///
     /// # Errors
-    /// The API server is unavailable or rejects a request. Such revisions are left out, and read again at the next
-    /// call.
+    /// The API server is unavailable or rejects a request. The revisions that could not be read are left out, and read
+    /// again at the next call.
     pub(super) async fn update(&mut self, client: &Client, opted_in: &[OptedIn]) -> kube::Result<()> {
         self.published.retain(|name, known| {
             let is_current = |profile: &OptedIn| profile.revision.as_deref() == Ok(&*known.revision);

@@ -16,7 +16,8 @@ pillion_api::labelled! {
         Off => "off",
         /// The API server does not support mutating policies.
         Unsupported => "unsupported",
-        /// The policy could not be written.
+        /// The last attempt failed: a revision could not be read, or the policy could not be checked, written or
+        /// deleted.
         Failing => "failing",
     }
 }

@@ -187,7 +187,7 @@ impl Keeper {
                 () = republished(&profiles, &published, self.settings.poll) => {}
                 is_open = inputs.changed() => if !is_open { return },
             }
-            // The kill switch takes effect without this pause.
+            // If an administrator disables injection or the webhooks, the policy is deleted without this pause.
             tokio::select! {
                 () = tokio::time::sleep_until(not_before) => {}
                 () = inputs.switched_off(), if wanted != Some(false) => {}

@@ -38,7 +38,7 @@ pub enum Silence {
     Stale,
     /// The API server received a certificate of a different CA, since the trust probe's certificate changed meanwhile.
     OtherCertificate,
-    /// The API server rejected the request for another reason, with this message.
+    /// The API server rejected the request for a reason other than the certificate, with this message.
     Refused(String),
     /// The trust probe has no certificate of the newest CA.
     NoCertificate,

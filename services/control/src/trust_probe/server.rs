@@ -50,7 +50,7 @@ pub enum IdentityError {
     /// The certificate or the key is not PEM.
     #[error("the trust probe's {0} is not PEM")]
     Pem(&'static str),
-    /// The certificate and the key do not match, or are of an unsupported kind.
+    /// There is no certificate, or the certificate and the key do not match or are of an unsupported kind.
     #[error("the trust probe's certificate and key do not match")]
     Unusable(#[from] rustls::Error),
 }
@@ -111,7 +111,7 @@ impl Identity {
     /// trust probe's Service.
     ///
     /// # Errors
-    /// The certificate or the key is not PEM, or they do not match.
+    /// The certificate or the key is not PEM, or they cannot be served together.
     pub fn new(generation: Generation, certificates: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let chain = CertificateDer::pem_slice_iter(certificates)
             .collect::<Result<Vec<_>, _>>()

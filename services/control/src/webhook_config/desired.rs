@@ -220,7 +220,7 @@ pillion_api::labelled! {
         Timeout => "timeout",
         /// The rules differ.
         Rules => "rules",
-        /// Pillion's own labels and annotations differ.
+        /// Pillion's own labels or annotations differ.
         Marks => "metadata",
     }
 }
@@ -246,7 +246,8 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Returns all differences between the observed and the desired state. If there are none, nothing has to be written.
+/// Returns the differences between the observed and the desired state, at most one of each kind for an entry. If there
+/// are none, nothing has to be written.
 #[must_use]
 pub(super) fn differences(live: &Live, desired: &Desired, now: Timestamp) -> Vec<Drift> {
     let mutating = live.mutating.as_ref().map(ConfigurationView::mutating);

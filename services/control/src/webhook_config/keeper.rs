@@ -1,6 +1,6 @@
 //! The task that keeps the configurations in their desired state.
 //!
-//! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects a change within
+//! It watches both configurations and the `ConfigMap` of the switch by name, so it corrects most changes within
 //! milliseconds. It creates a missing `ConfigMap`. It receives the desired state, and makes no decisions about the CA.
 //! It never overwrites a later epoch with an earlier one. It fills an empty configuration only if [`Confirm`] returns
 //! true: if no replica served a certificate that the entries trust, API servers would reject pods.
@@ -456,7 +456,7 @@ fn disable_command(release: &Release) -> String {
     )
 }
 
-/// Formats differences for one log line.
+/// Formats at most 16 differences for one log line.
 struct Drifts<'d>(&'d [Drift]);
 
 impl fmt::Display for Drifts<'_> {

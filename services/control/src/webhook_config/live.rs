@@ -1,5 +1,5 @@
-//! Reads the observed state: both configurations, and the switch in the `ConfigMap`. Also reads the certificates in a
-//! `caBundle`, and finds the client that wrote a field.
+//! The observed state: both configurations, and whether the switch in the `ConfigMap` disables the webhooks. Also reads
+//! the certificates in a `caBundle`, and finds the client that wrote a field.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 //! Limits how often the controller corrects changes of a client that repeats them.
 //!
-//! The controller corrects a change at once. But after each change of a bundle, every API server has to open new
-//! connections. So two clients that overwrite each other forever would do more harm than either change. After a few
-//! consecutive corrections against the same client, there is a pause before the next one. The pauses grow, and start
-//! again from the first one after some time without changes.
+//! The controller corrects the first changes of a client at once. But after each change of a bundle, every API server
+//! has to open new connections. So endless changes and corrections would do more harm than one wrong change. After a
+//! few consecutive corrections against the same client, there is a pause before the next one, and the pauses grow.
+//! After some time without changes, corrections are again made at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const OTHERS: &str = "(others)";
 pub struct Settings {
     /// Number of corrections against one client before the first pause.
     pub at_once: u32,
-    /// The first pause. Each later pause is twice as long as the one before it.
+    /// The first pause. Each later pause is twice as long as the one before it, up to `longest_pause`.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,

@@ -176,7 +176,7 @@ pub fn register(registry: &mut Registry) -> Gauge {
 
 impl KillSwitch {
     /// Creates the watch of a release's switch. `on_change` is called at each change. `known` is called once, as soon
-    /// as the value is known or cannot be read. Until then, a starting replica should not inject.
+    /// as the value is known or the API server forbids reading it. Until then, a starting replica should not inject.
     pub fn new(
         client: Client,
         release: Release,

@@ -244,8 +244,8 @@ fn tenant_targets_call_only_their_namespace() {
     };
     assert_eq!(update, entry("Fail", "pods UPDATE"));
     assert_eq!(delete, entry("Ignore", "pods DELETE"));
-    // The remaining entries are for the other failure mode and for other labels. The creation of pods needs no entry,
-    // since the entries for all namespaces cover it.
+    // The remaining entries are for the failure mode `enabled` and for other labels. The creation of pods needs no
+    // entry, since the entries for all namespaces cover it.
     assert_eq!(with.len(), 8);
     assert!(with.values().all(|(_, namespaces, _)| namespaces == &["bank", "shop"]), "{with:?}");
 }

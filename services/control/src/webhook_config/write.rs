@@ -73,7 +73,7 @@ pub async fn observe(client: &Client, release: &Release, was_disabled: bool) -> 
 /// # Errors
 /// - `live` is outdated, or the mutating configuration has entries.
 /// - The webhooks are disabled, or another release owns a configuration.
-/// - The API server rejected the request.
+/// - The API server rejected a request. The mutating configuration may have been written nevertheless.
 pub async fn claim(client: &Client, release: &Release, live: &Live, epoch: u64) -> Result<Live, WriteError> {
     check(release, live, epoch)?;
     let emptied = live.mutating.clone().unwrap_or_default();
@@ -115,7 +115,8 @@ pub async fn write(client: &Client, release: &Release, live: &Live, target: &Tar
     Ok(Live { mutating: Some(mutating), validating, disabled: false })
 }
 
-/// Deletes both configurations of this release, so that no webhook is called. Returns whether one existed.
+/// Deletes both configurations of this release, so that no webhook is called. Deletes nothing if one belongs to another
+/// release. Stops after five attempts if the configurations keep changing. Returns whether a configuration was deleted.
 ///
 /// # Errors
 /// The API server rejected the request.

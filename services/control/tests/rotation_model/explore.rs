@@ -1,4 +1,5 @@
-//! Explores the model: every possible move from every state, breadth first, and random walks.
+//! Explores the model: breadth first with every possible move from each state, up to a number of states, and with
+//! random walks.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -11,7 +12,7 @@ use crate::rotation_model::world::{
     Rules,
 };
 
-/// Maximum number of moves until an undisturbed rotation is complete.
+/// Maximum number of writes until an undisturbed rotation is complete.
 const MAX_REST_MOVES: usize = 120;
 
 /// A move of a leader, a replica or an API server, or a disturbance.

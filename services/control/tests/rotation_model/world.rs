@@ -1,5 +1,5 @@
-//! The state of the model: three objects with their histories, the leaders, and the replicas and API servers that watch
-//! the objects.
+//! The state of the model: the record of the rotation, the versions of the bundle and of the serving certificate, the
+//! leaders, the replicas that watch the certificate, and the API servers that watch the bundle.
 
 use std::collections::BTreeSet;
 
@@ -94,7 +94,7 @@ pub(crate) struct Replica {
     pub(crate) seen: u32,
     /// The CA of the certificate that the replica serves.
     pub(crate) serves: Option<Generation>,
-    /// Whether the replica started with a restored certificate.
+    /// Whether the replica started with a restored certificate, and still serves a certificate of the same CA.
     pub(crate) misled: bool,
 }
 

@@ -22,7 +22,7 @@ const COUNTED: &str = "--counted";
 /// The number of repetitions in one count. The counts of single runs differ, because hash seeds are random.
 const REPETITIONS: u32 = 4;
 
-/// The maximum ratio of two instruction counts that should be equal.
+/// The maximum ratio of two costs that should be equal. A cost is a multiple of the instructions of a scan.
 const ALIKE: f64 = 1.05;
 
 /// The number of timed rounds. The fastest one is reported.

@@ -218,7 +218,7 @@ mod tests {
                 ["/spec/containers/app", "/spec/containers/gone", "/spec/containers/app/env/A", "/spec/volumes/app"];
             json!({"version": 1, "profiles": [{"profile": "log", "revision": "a", "added": added, "replaced": replaced}]})
         };
-        // The profile moved the author's container from the other list.
+        // The profile moved the author's container from `initContainers` to `containers`.
         let moved = record(json!([["/spec/initContainers/app", {"name": "app"}]]));
         pod["metadata"]["annotations"]["pillion.dev/injected"] = json!(moved.to_string());
         assert_eq!(of(&pod), []);
@@ -232,7 +232,8 @@ mod tests {
         assert_eq!(of(&json!({"metadata": {}})), []);
     }
 
-    /// Returns a container that is added to the pod: its list, whether it is a native sidecar, and its CPU request.
+    /// Generates a container that is added to the pod: whether it is an init container, whether such a container is a
+    /// native sidecar, and its CPU request in millicores.
     fn any_container() -> impl Strategy<Value = (bool, bool, Option<u32>)> {
         (any::<bool>(), any::<bool>(), proptest::option::of(0..500_u32))
     }

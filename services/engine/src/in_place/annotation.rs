@@ -16,7 +16,7 @@ const MAX_BYTES: usize = 16 * 1024;
 pub struct Upgraded {
     /// The UID of the pod. A copied manifest contains the annotation of another pod, which is ignored.
     pub uid: String,
-    /// The profiles whose containers were upgraded, by display name.
+    /// The profiles with a revision other than the recorded one, because of an upgrade in place, by display name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub profiles: BTreeMap<String, UpgradedProfile>,
     /// The last failed upgrade of each profile, by display name. It is not tried again.
@@ -56,11 +56,11 @@ pub struct RunningUpgrade {
     pub since: i64,
     /// The revisions of the changed profiles before the upgrade, by display name.
     pub previous: BTreeMap<String, String>,
-    /// The revision that the profile gets. Empty if several profiles change.
+    /// The revision that the profile gets. Empty if several profiles change, or if a failed upgrade is taken back.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub to: String,
-    /// Whether the upgrade returns to an earlier revision after a failure. While it runs, the status may still show the
-    /// failure of the later revision.
+    /// Whether the upgrade returns to an earlier revision, after a failure or at a user's request. While it runs, the
+    /// status may still show the failure of the later revision.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_step_back: bool,
     /// The changes that the upgrade makes to containers.

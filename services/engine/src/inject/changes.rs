@@ -96,7 +96,8 @@ impl<'a> Merge<'_, 'a> {
             let previous = stays.replace(slot);
             let (known, length, around) = (self.bindings.bound_count(), self.pointer.len(), self.mode);
             let item = self.current(slot)?;
-            // Skip elements that an earlier pass changed, and elements that this profile or a later one added.
+            // Skip elements that this profile added and, in lists with keys, those that a later profile added. If the
+            // record contains the whole list, also skip the items that an earlier pass left in the list.
             let mut is_settled = self.is_own(slot) || self.is_earlier_item(settled, item)?;
             if let Some(keys) = keys {
                 push_keys(&mut self.pointer, keys, |key| item.get(key));
@@ -368,7 +369,7 @@ pub(super) struct Items<'a>(HashSet<Cow<'a, str>>);
 
 /// The items of a list after an earlier pass.
 pub(super) enum Settled<'a> {
-    /// All items, because this profile added the list.
+    /// All items, because this profile added a value that contains the list.
     All,
     /// Only the items in this set.
     These(Items<'a>),

@@ -251,7 +251,7 @@ impl<'a> Merge<'_, 'a> {
         Ok(())
     }
 
-    /// Whether a slot exists and differs from the original object.
+    /// Whether a slot exists and may differ from the original object.
     fn is_changed(&self, slot: SlotId) -> bool {
         match self.document.state(slot) {
             State::Removed => false,

@@ -1,5 +1,6 @@
 //! Applies `$join`: keeps the object's value and adds the missing pieces. An environment variable with `valueFrom` has
-//! no string to extend. Such a variable is renamed, and a new variable refers to it.
+//! no string to extend. With `valueFrom: Compose` in `$join`, such a variable is renamed, and a new variable refers to
+//! it. Otherwise it is unchanged.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -102,7 +102,7 @@ impl<'a> Index<'a> {
 }
 
 /// Whether a constant list of a template can be added as one value to an object that has no such list. The list must be
-/// short, its keys must be distinct, and its environment variables must not need ordering.
+/// short, the first keys of its elements must be distinct, and its environment variables must not need ordering.
 pub(super) fn is_one_value(list: Value<'_>, keyed: &KeyedList) -> bool {
     /// The maximum number of elements. Each element is compared with all those before it.
     const MOST: usize = 8;

@@ -89,10 +89,10 @@ pub(super) struct ResolvedDirectives<'a> {
 pub(super) struct MergeMode {
     /// The rule for template values that differ from the object's values.
     pub(super) conflict: ConflictRule,
-    /// Whether an earlier pass added the current value.
+    /// Whether an earlier pass added the current value, and no rule `Replace` applies to it.
     pub(super) settled: bool,
-    /// Whether the current value is part of a value that this pass added. The record already contains the pointer of
-    /// the added value, so the part needs no entry.
+    /// Whether changes at the current place get no entries in the record, because the place is part of an addition, of
+    /// a list that is recorded as a whole, or of a copy.
     pub(super) within_added: bool,
     /// Whether the current container is an overlay: the author wrote it, and the template adds a container of the same
     /// name.

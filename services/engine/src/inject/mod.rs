@@ -286,7 +286,8 @@ impl<'a> Pass<'a> {
         Ok(Verdict::skipped(policy, reason, place))
     }
 
-    /// Applies a profile. For a namespaced profile, `protected` is set, and the result is checked against it.
+    /// Applies a profile. For a namespaced profile that is not a stand-in, `protected` is set, and the result is
+    /// checked against it.
     fn apply_and_check(
         &mut self,
         document: &mut Document<'a>,
@@ -462,8 +463,8 @@ impl Injected {
         self.profiles.iter().any(|applied| **applied == *profile)
     }
 
-    /// Returns the origin of the container at a pointer. If `seen_by_platform` is false, containers that only cluster
-    /// profiles, or profiles that only extend one, added are hidden.
+    /// Returns the origin of the container at a pointer. If `seen_by_platform` is false, a container is hidden if only
+    /// cluster profiles, or profiles that only extend one, added it.
     fn origin(&self, pointer: &str, seen_by_platform: bool) -> ContainerOrigin {
         let mut origin = ContainerOrigin::Author;
         for (_, by_platform) in self.places.iter().filter(|(place, _)| **place == *pointer) {

@@ -1,4 +1,4 @@
-//! Writes changes to the record: the pointers of additions, and the originals of replaced values. Recognizes the
+//! Writes changes to the record: the pointers of additions, the originals of replaced values, and moves. Recognizes the
 //! changes of an earlier pass (an earlier call of the webhook for the object), and notes the places that already had
 //! the values of cluster profiles.
 

@@ -6,7 +6,7 @@ use crate::json::{Document, Malformed, OwnedTape, Value};
 
 use super::keys::text_of;
 
-/// The spec of a pod with pod-level resources, before profiles are applied.
+/// The spec of a pod with pod-level resources, before profiles are applied or their changes are undone.
 pub(super) struct PodResources(OwnedTape);
 
 /// The use of one resource by all containers of a pod. For a container without requests, its limits are used, as in the
@@ -34,8 +34,9 @@ impl PodResources {
         Ok(OwnedTape::parse(text).ok().map(Self))
     }
 
-    /// Raises the pod's requests and limits by the increase of its containers' use. The use in `self` already includes
-    /// the additions of an earlier pass, so nothing is added twice.
+    /// Raises the pod's requests and limits by the increase of its containers' use. If the largest limit of one
+    /// container increases, also raises the pod's limit to at least this limit. The use in `self` already includes the
+    /// additions of an earlier pass, so nothing is added twice.
     pub(super) fn grow(self, document: &mut Document<'_>) -> Result<(), Malformed> {
         self.change(document, |kind, old, before, now| {
             let (requests, limits) = now.above(before);

@@ -311,8 +311,8 @@ impl<'a> Merge<'_, 'a> {
         Ok(ResolvedDirectives { conflict, join: directives.join.as_ref() })
     }
 
-    /// Evaluates the position of a new element. Returns the last position if none is set, or if the name in it is null
-    /// or absent.
+    /// Evaluates the position of a new element. Returns the last position if none is set, or if the name in it is null,
+    /// absent or not a string.
     pub(super) fn insert_position(&mut self, position: Option<&'a Position>) -> Result<InsertPosition, MergeError> {
         let end = |end: End| match end {
             End::First => InsertPosition::First,

@@ -27,8 +27,9 @@ struct Place {
     field: Option<Field>,
 }
 
-/// Returns the original object: removes the additions in the record and restores the originals. Also removes lists and
-/// maps that become empty, because they were created for the additions. `None` if the result is not valid JSON.
+/// Returns the original object: removes the additions in the record, restores the originals, and moves elements back.
+/// Also removes lists and maps that become empty, because they were created for the additions. `None` if the result is
+/// not valid JSON.
 pub(crate) fn without_record(
     object: Value<'_>,
     record: &Record,
@@ -37,8 +38,8 @@ pub(crate) fn without_record(
     undo_record(object, record, type_, &mut |_| {})
 }
 
-/// Undoes the changes like [`without_record`]. Calls `missing` with the pointer of each change that cannot be undone
-/// because its place no longer exists.
+/// Undoes the changes like [`without_record`]. Calls `missing` with the pointer of each addition and replacement that
+/// cannot be undone because its place no longer exists.
 pub(super) fn undo_record(
     object: Value<'_>,
     record: &Record,
@@ -202,8 +203,8 @@ impl<'v> Undoing<'v> {
         resources.map_or(Ok(()), |resources| resources.shrink(&mut self.document))
     }
 
-    /// Undoes changes, from the last to the first. Calls `missing` with the pointer of each change whose place no
-    /// longer exists.
+    /// Undoes changes, from the last to the first. Calls `missing` with the pointer of each addition and replacement
+    /// whose place no longer exists.
     fn undo(&mut self, changes: &'v [Undoable<'v>], missing: &mut dyn FnMut(&str)) -> Result<(), Malformed> {
         for change in changes.iter().rev() {
             match change {
@@ -267,7 +268,8 @@ impl<'v> Undoing<'v> {
         Ok(true)
     }
 
-    /// Moves an element of a list back after the element that it followed, if both exist.
+    /// Moves an element of a list back after the element that it followed, if both exist. Moves it to the start of the
+    /// list if it was the first element.
     fn move_back(&mut self, Move { pointer, behind, same }: &Move<'_>) -> Result<(), Malformed> {
         let Some((list, token)) = pointer.rsplit_once('/') else { return Ok(()) };
         let Some(Place { slot: Some(list), field: Some(Field::Keyed(keyed)), .. }) = self.locate(list)? else {
@@ -528,7 +530,7 @@ pub enum UndoError {
     /// The object has no record.
     #[error("the object has no injection record: the annotation {INJECTED_ANNOTATION} is missing")]
     NoRecord,
-    /// The format of the record is unknown to this version.
+    /// The record is invalid, or its format is unknown to this version.
     #[error("the format of the injection record {INJECTED_ANNOTATION} is unknown to this version of pillion")]
     UnknownRecord,
     /// The object cannot be parsed.

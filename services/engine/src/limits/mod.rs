@@ -34,11 +34,11 @@ pub(crate) enum Limit {
     PodSecurity(Control),
     /// The registries of images.
     Registry,
-    /// The kinds of volumes that may be added or changed.
+    /// The kinds of volumes that may be added, changed or mounted.
     VolumeKind,
     /// Use of the service account tokens of the pod.
     ServiceAccountToken,
-    /// The volumes that may be mounted, and the mount paths.
+    /// The paths of mounts, which must not hide the mounts of cluster profiles.
     Mount,
     /// Volumes used as raw block devices (`volumeDevices`).
     RawDevice,

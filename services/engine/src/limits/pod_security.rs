@@ -163,7 +163,7 @@ controls! {
     HostNamespaces => Baseline, "Host Namespaces", "hostNetwork, hostPID and hostIPC absent or false";
     /// Containers with all privileges of the host.
     PrivilegedContainers => Baseline, "Privileged Containers", "privileged absent or false";
-    /// Capabilities beyond a container's default ones.
+    /// Added capabilities other than those that the baseline level allows.
     Capabilities => Baseline, "Capabilities",
         "none beyond AUDIT_WRITE, CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, NET_BIND_SERVICE, SETFCAP, SETGID, SETPCAP, SETUID and SYS_CHROOT";
     /// Volumes that mount host folders.

@@ -238,7 +238,7 @@ pub(crate) struct Protected {
 /// The role of an element in the order of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// No cluster profile added or moved the element.
+    /// No cluster profile added, set or moved the element.
     Other,
     /// The element keeps its position relative to the existing elements.
     Kept,

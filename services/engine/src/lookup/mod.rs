@@ -3,7 +3,7 @@
 //! The engine does no I/O. [`Needs`] lists the lookups that a profile may read; they follow from the profile's spec.
 //! [`Wanted`] lists the lookups that one review needs; they are known before the decision. The caller makes these
 //! lookups and passes the results as [`LookedUp`]. A missing object is a valid result. A failed lookup is an error only
-//! if an expression reads its result.
+//! if an expression or a parameter reads its result.
 
 mod known;
 mod owners;
@@ -93,8 +93,8 @@ pub struct LookedUp {
     pub owners: Answer<OwnerChain>,
     /// The results of declared `lookups`: an object, or a list of objects.
     pub objects: Vec<(Query, Answer<Arc<OwnedTape>>)>,
-    /// The platform's facts about the cluster, as a map. They need no lookup. `null` if the facts exist but are not
-    /// available here; see [`LookedUp::unknown_cluster`].
+    /// The platform's facts about the cluster, as a map. They need no lookup. `None` if there are no facts. `null` if
+    /// the facts exist but are not available here; see [`LookedUp::unknown_cluster`].
     pub cluster: Option<Arc<OwnedTape>>,
 }
 
@@ -253,7 +253,8 @@ fn account_of(object: Value<'_>) -> Box<str> {
 /// Compiles the lookups that a profile declares. Adds errors to `diagnostics`, and leaves out lookups with errors.
 ///
 /// Lookups use Pillion's permissions, and profiles may write the results into any author's pods. Therefore only cluster
-/// profiles may declare lookups, the objects depend only on the spec, and Secrets cannot be looked up.
+/// profiles may declare lookups, the spec and the reviewed object's namespace alone determine the objects, and Secrets
+/// cannot be looked up.
 pub(crate) fn compile(lookups: &[Lookup], diagnostics: &mut Vec<Diagnostic>) -> Box<[Declared]> {
     let mut names = HashMap::new();
     let mut compiled = Vec::new();

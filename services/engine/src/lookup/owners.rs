@@ -33,7 +33,7 @@ pub struct OwnerReference {
     pub api_version: Box<str>,
     /// The kind, such as `ReplicaSet`.
     pub kind: Box<str>,
-    /// The name of the owner, which is in the pod's namespace.
+    /// The name of the owner. Owners that are looked up are in the pod's namespace.
     pub name: Box<str>,
     /// The UID of the owner. `None` if only the name is known.
     pub uid: Option<Box<str>>,

@@ -63,8 +63,8 @@ pub struct Profile<'p> {
 pub struct Common {
     /// The match conditions of the policies.
     pub conditions: Vec<Condition>,
-    /// Conditions that use variables or the namespace, which the API server's match conditions do not support. Each
-    /// becomes a variable, and a validation applies only if all of these are true.
+    /// Conditions that use variables or the namespace, which the API server's match conditions do not support. The
+    /// mutations and validations apply only if all of these are true.
     pub guards: Vec<Condition>,
     /// The variables that the guards use.
     pub used: Used,

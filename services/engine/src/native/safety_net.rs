@@ -36,7 +36,7 @@ use crate::record::{BY, BY_POLICY, Change, Record};
 use crate::review::{Endpoint, Facts, Review};
 use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
-/// The name of the minimal pod, and of its containers.
+/// The name of the minimal pod, and of its namespace, its container and its images.
 const MINIMAL: &str = "pillion-safety-net";
 
 /// The maximum number of characters in the record of a policy. The engine's limit is 16 KiB.
@@ -287,7 +287,7 @@ fn convert(
     })
 }
 
-/// Checks the parts of a profile that no policy can express.
+/// Returns an error if the profile has a part that the policy cannot express, or has no template.
 fn check_spec(compiled: &CompiledProfile, spec: &ProfileSpec) -> Result<(), NotExported> {
     let target = compiled.target();
     let is_for_new_pods = target.group.is_empty()
@@ -405,7 +405,7 @@ impl Template<'_, '_> {
         Ok(rewritten.into())
     }
 
-    /// Checks that a directive has the same effect for every pod.
+    /// Checks that a directive is supported and has the same effect for every pod.
     fn check_directive(&self, key: &str, value: &Value, path: &str) -> Result<(), NotExported> {
         let is_constant = |text: &str| match Text::parse(text) {
             Ok(Text::Literal(_)) => true,

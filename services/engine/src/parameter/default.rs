@@ -60,7 +60,7 @@ impl Default {
     }
 }
 
-/// Checks a constant. Fails if the check takes too many steps.
+/// Checks a constant. Fails if it is invalid, or if the check takes too many steps.
 fn check(value: Json, kind: &Kind) -> Result<Json, String> {
     Meter::new().charge(kind.value_steps(&value)).map_err(|error| error.message().to_owned())?;
     kind.check(value)

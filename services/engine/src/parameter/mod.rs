@@ -28,7 +28,7 @@ const EMPTY_OF_A_KEY: &str = "empty requires a single annotation or label";
 #[derive(Debug)]
 pub(crate) struct Parameter {
     pub(crate) name: Arc<str>,
-    /// Whether a namespaced profile set the default, so that `Namespace` is the source of the value.
+    /// Whether a namespaced profile sets this inherited parameter.
     pub(crate) set_by_namespace: bool,
     pub(crate) default: Option<Default>,
     keys: Vec<Key>,

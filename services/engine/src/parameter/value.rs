@@ -47,7 +47,7 @@ impl Kind {
     fn check_steps(&self, values: usize, bytes: usize) -> usize {
         // Longer strings are invalid whether or not the pattern matches.
         let searched = self.max_length.map_or(bytes, |longest| bytes.min(values.saturating_mul(longest)));
-        // A string is checked before and after it is parsed.
+        // Each string is checked only once. The factor 2 is a margin.
         let pattern_steps =
             |pattern: &Pattern| 2usize.saturating_mul(pattern.search_steps(searched).saturating_add(values));
         let own = self.pattern.as_ref().map_or(0, pattern_steps);

@@ -29,7 +29,8 @@ use crate::expression::closest;
 /// others, and a profile of the platform and one of the namespace may extend it.
 pub const MAX_CHAIN: usize = 5;
 
-/// The maximum number of parts of one kind in a flattened profile. The CRDs have the same limit for one profile.
+/// The maximum number of match conditions in a flattened profile, and also of preconditions, container patches and
+/// validations. The CRDs have the same limit for one profile.
 const MAX_PARTS: usize = 64;
 
 /// The maximum number of parameters, and also of variables. Profiles that replace other tools need many.
@@ -195,8 +196,8 @@ fn read(json: &Json) -> Result<ProfileSpec, Vec<Diagnostic>> {
     ProfileSpec::deserialize(json).map_err(|error| vec![unusable(&error)])
 }
 
-/// Returns the diagnostic for a spec that cannot be parsed after merging. This is a bug in Pillion, because the specs
-/// were valid before.
+/// Returns the diagnostic for a spec that cannot be converted to or from JSON during merging. This is a bug in Pillion,
+/// because the specs were valid before.
 fn unusable(error: &serde_json::Error) -> Diagnostic {
     Diagnostic::new(EXTENDS, format!("the profile cannot be merged with its parent: {error}"))
 }

@@ -45,8 +45,8 @@ impl FlattenedProfile {
     }
 
     /// Returns the revision: a hash of the spec without `rollout` and `safetyNet`, which do not affect the injected
-    /// pod. If the profile extends others, the hash includes the other fields too. `None` if the spec cannot be
-    /// serialized.
+    /// pod. If the profile extends others, the hash includes `limits`, `ancestors` and `set_by_namespace` too. `None`
+    /// if the spec cannot be serialized.
     #[must_use]
     pub fn revision(&self) -> Option<Box<str>> {
         hash(&serde_json::to_string(&self.spec).ok()?, self.limits, &self.ancestors, &self.set_by_namespace)

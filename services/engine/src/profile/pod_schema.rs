@@ -1,7 +1,7 @@
 //! The fields of a pod and their types, as a small table.
 //!
 //! The table is a text file with one line for each type. It is parsed only while a profile is checked, so that replicas
-//! do not keep it in memory. `just generate` creates the file from the API server's OpenAPI document.
+//! do not keep the parsed table in memory. `just generate` creates the file from the API server's OpenAPI document.
 //!
 //! The API server also rejects pods that violate rules about several fields of a container. This module checks these
 //! rules too.
@@ -266,7 +266,7 @@ impl Expected {
         mistake.map_or(Ok(()), Err)
     }
 
-    /// Whether the kind restricts which strings are valid.
+    /// Whether a computed string must be checked. True for all kinds except `Any` and `Text`.
     pub(crate) fn has_rule(self) -> bool {
         !matches!(self.kind, Kind::Any | Kind::Text)
     }

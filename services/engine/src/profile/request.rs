@@ -94,9 +94,9 @@ pub(crate) fn names(value: &str) -> impl Iterator<Item = &str> {
 }
 
 impl CompiledProfile {
-    /// Returns the key whose truthy values could request either of two profiles with the same scope. A pod with such a
-    /// value gets neither. `None` if there is no such key, or if both profiles have namespace selectors and these
-    /// differ, because there may be no namespace that matches both.
+    /// Returns the key whose truthy values could request either of two profiles with the same scope and target. A pod
+    /// with such a value gets neither. `None` if there is no such key, or if both profiles have namespace selectors and
+    /// these differ, because there may be no namespace that matches both.
     #[must_use]
     pub fn contends_with(&self, other: &Self) -> Option<&str> {
         let is_default =

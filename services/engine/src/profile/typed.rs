@@ -199,7 +199,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Returns the help for an unknown field: the field that the author probably meant.
+    /// Returns the help for an unknown field, such as the field that the author probably meant.
     fn meant(&self, of: &'static str, name: &str) -> String {
         if of == "Container" && PATCH_FIELDS.contains(&name) {
             let is_patch = self.path.starts_with("spec.containerPatches");

@@ -17,7 +17,7 @@ const BEGINNINGS: [&str; 5] = ["params.", "variables.", "lookups.", "object.meta
 /// Directives whose strings are expressions without `${…}`.
 const BARE_DIRECTIVES: [&str; 3] = ["$when", "$forEach", "$prune"];
 
-/// Adds a warning for each string that looks like an expression without `${…}`.
+/// Adds a warning for each string in a parameter default or a template that looks like an expression without `${…}`.
 pub(super) fn warn_of_unmarked_expressions(spec: &ProfileSpec, warnings: &mut Vec<Diagnostic>) {
     let mut walk = Walk { spec, scope: None, warnings };
     for (index, parameter) in spec.parameters.iter().enumerate() {

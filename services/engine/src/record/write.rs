@@ -20,8 +20,9 @@ pub(crate) struct RecordWriter {
     has_elements: bool,
     /// The name of the parent, if the current profile is a namespaced profile that only extends a cluster profile.
     extends: Option<Box<str>>,
-    /// The replacements of the current profile, as lists of a pointer, the original and, for a removed element that has
-    /// one, the key of the preceding element. `replaced_escapes` is the number of bytes in `replaced` that escapes add.
+    /// The replacements of the current profile, as lists of a pointer, the original and, for a removed element, the key
+    /// of the preceding element, or an empty string if it was the first. `replaced_escapes` is the number of bytes in
+    /// `replaced` that escapes add.
     replaced: String,
     replaced_escapes: usize,
     /// The number of replacements of the current profile.
@@ -29,7 +30,7 @@ pub(crate) struct RecordWriter {
     /// The moves of the current profile. `moves_escapes` is the number of bytes in `moves` that escapes add.
     moves: String,
     moves_escapes: usize,
-    /// The size of all moves so far, in bytes, without escapes.
+    /// The size of all moves in `out`, in bytes, without escapes.
     move_bytes: usize,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct OriginalObject {
     /// The record of earlier passes, without the entries in `policy`.
     pub(super) record: FoundRecord,
     /// The record of the safety net's admission policy, which the API server evaluates before it calls the webhook for
-    /// a new pod. The webhook undoes these changes, and makes its decision as if the policy did not exist.
+    /// a new pod. The webhook undoes the changes in this record, and makes its decision as if the policy did not exist.
     pub(super) policy: Option<Record>,
     /// The object without the changes in the record. `None` if there is no genuine record.
     restored: Option<OwnedTape>,
@@ -217,7 +217,8 @@ impl Review<'_> {
         self.tape.root().get("request").unwrap_or_else(|| self.tape.root())
     }
 
-    /// Returns the object that the decision is about, if there is one. For a deletion, it is the old object.
+    /// Returns the object that the decision is about, if there is one. For the validation of a deletion, it is the old
+    /// object.
     fn object(&self, action: Action<'_>) -> Option<Value<'_>> {
         match (action.phase, action.operation) {
             (Phase::Validate, Operation::Delete) => self.old_object(),
@@ -252,7 +253,7 @@ impl Review<'_> {
 pub(super) enum FoundRecord {
     None,
     Genuine(Record),
-    /// A record that Pillion did not write, or whose format is unknown to this version.
+    /// A record that Pillion did not write, or that this version cannot read.
     Foreign,
 }
 

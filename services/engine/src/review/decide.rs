@@ -1,13 +1,13 @@
 //! Decides a review on the mutating path.
 //!
-//! An admission policy adds a scheduling gate to every pod that is created in a `held` namespace. The gate marks pods
-//! that have no decision yet. Therefore the patch of every decision removes the gate, even if nothing is injected or a
-//! profile is left out because of its `failurePolicy`. The gate remains if there is no response, and on denied pods.
-//! Other gates keep their order.
+//! An admission policy adds a scheduling gate to every pod, except mirror pods, that is created in a `held` namespace.
+//! The gate marks pods that have no decision yet. Therefore the patch of every decision removes the gate, even if
+//! nothing is injected or a profile is left out because of its `failurePolicy`. The gate remains if there is no
+//! response, and on denied pods. Other gates keep their order.
 //!
-//! Another admission policy rejects pods in `required` namespaces that have no injection record. If the guardrails set
-//! `recordDecisions`, every decision that allows such a pod writes a record. The record is empty if nothing is
-//! injected.
+//! Another admission policy rejects pods, except mirror pods, in `required` namespaces that have no injection record.
+//! If the guardrails set `recordDecisions`, every decision that allows such a pod writes a record. The record is empty
+//! if nothing is injected.
 
 use pillion_api::names::{FailureMode, INJECTION_GATE};
 use pillion_api::profile::FailurePolicy;

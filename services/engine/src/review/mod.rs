@@ -104,7 +104,7 @@ pub struct Facts {
 
 impl Facts {
     /// Returns the failure mode for the object's namespace: that of the endpoint or, if it has none, that of the
-    /// namespace's labels. `None` if the namespace is not opted in.
+    /// namespace's labels. `None` if the namespace is not opted in or was not found.
     fn failure_mode(&self, endpoint: Endpoint) -> Option<FailureMode> {
         match endpoint {
             Endpoint::FailureMode(failure_mode) | Endpoint::ValidateFailureMode(failure_mode) => Some(failure_mode),
@@ -208,7 +208,7 @@ impl InternalError {
 pub struct Decided {
     /// The decision.
     pub decision: Decision,
-    /// The JSON patch. `None` if the object does not change.
+    /// The JSON patch. `None` if the object is denied or does not change.
     pub patch: Option<Vec<u8>>,
 }
 

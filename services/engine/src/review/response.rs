@@ -13,13 +13,14 @@ use super::envelope::Envelope;
 use crate::decision::{Decision, Notice, Outcome, ProfileOutcome, ValidationDecision, ValidationOutcome};
 use crate::json::write_string;
 
-/// The maximum number of warnings. If warnings are too long in total, the API server truncates all of them.
+/// The maximum number of warnings if no validation failed. If warnings are too long in total, the API server truncates
+/// all of them.
 const MAX_WARNINGS: usize = 2;
 
 /// The maximum length of a warning, in characters.
 const MAX_WARNING: usize = 200;
 
-/// The maximum number of warnings if they include failed validations.
+/// The maximum number of warnings if a validation failed.
 const MAX_VALIDATION_WARNINGS: usize = 8;
 
 /// The maximum length of the message for validations that deny the object, in characters.
@@ -34,7 +35,7 @@ const MAX_AUDIT: usize = 8 * 1024;
 /// The key of the audit annotation.
 const AUDIT_KEY: &str = "validations";
 
-/// The status code of denials without a failed validation.
+/// The status code of denials that no validation caused.
 const DENIED: u16 = 403;
 
 /// The base64 encoder. It detects the SIMD instructions of the CPU once.
@@ -63,8 +64,8 @@ pub(super) fn write(envelope: &Envelope<'_>, decided: &Decided) -> Vec<u8> {
     out
 }
 
-/// Writes the status of a denial. The code and the reason are those of the first validation that denies the object. The
-/// causes are all such validations, up to [`MAX_CAUSES`].
+/// Writes the status of a denial. The code and the reason are those of the first validation that denies the object.
+/// Without such a validation, the code is [`DENIED`]. The causes are all such validations, up to [`MAX_CAUSES`].
 fn write_status(out: &mut Vec<u8>, decision: &Decision) {
     let first = decision.refusals().next();
     out.extend_from_slice(b",\"status\":{\"code\":");

@@ -159,8 +159,8 @@ fn could_not_evaluate(index: usize, error: &EvaluationError) -> String {
     format!("validation {index} could not be evaluated: {}", error.message())
 }
 
-/// Returns the message for a failed validation. If the message is absent, blank or cannot be evaluated, returns the
-/// expression.
+/// Returns the message for a failed validation. If the validation has no message, or if a computed message is blank or
+/// fails, returns a message that contains the expression.
 fn message<'v>(validation: &'v Validation, bindings: &ProfileBindings<'v>, meter: &mut Meter) -> String {
     let unsaid = || format!("failed expression: {}", validation.expression.source().trim());
     match &validation.message {

@@ -18,11 +18,11 @@ use crate::namespace::{NamespaceMetadata, Pairs};
 use crate::profile::CompiledProfile;
 use crate::profile::target::{Action, Phase};
 
-/// The position of a profile among the candidates. Lower positions are applied first: all cluster profiles before the
-/// namespace's own profiles.
+/// The position of a profile among the candidates: first all cluster profiles, then the namespace's own profiles. Both
+/// groups are sorted by `order`, then by name.
 pub(crate) type Place = usize;
 
-/// The rollout of a profile with two active revisions.
+/// An incomplete rollout of a profile.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Staging {
     /// The display name of the profile.
@@ -35,8 +35,7 @@ pub(crate) struct Staging {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) profile: Arc<CompiledProfile>,
-    /// The rollout, which both active revisions of the profile share. `None` if the profile has only one active
-    /// revision.
+    /// The rollout, which both active revisions of the profile share. `None` if the profile is not in a rollout.
     pub(crate) staging: Option<Arc<Staging>>,
     pub(crate) is_promoted: bool,
     pub(crate) kept: Arc<[Box<str>]>,
@@ -71,7 +70,8 @@ struct ActingProfiles {
     always: Vec<Place>,
 }
 
-/// The positions of the two active revisions of a profile. A revision with `activation: Never` has no position.
+/// The positions of the active revisions of a profile in a rollout. There is no position for a missing revision, or for
+/// one with `activation: Never`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StagePlaces {
     pub(crate) newest: Option<Place>,
@@ -95,7 +95,7 @@ impl StagePlaces {
     }
 }
 
-/// Profiles in the order in which they apply, with indexes by name, by request key and by resource. Profiles with
+/// Profiles sorted by `order`, then by name, with indexes by name, by request key and by resource. Profiles with
 /// `activation: Never` are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
@@ -117,7 +117,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Creates an index. The profiles must be in the order in which they apply.
+    /// Creates an index. The profiles must be sorted by `order`, then by name.
     pub(crate) fn new<'p>(entries: impl IntoIterator<Item = &'p Entry>) -> Self {
         let mut index = Self::default();
         for entry in entries.into_iter().filter(|entry| entry.profile.activation != Activation::Never) {
@@ -144,12 +144,12 @@ impl Index {
         self.profiles.get(place).map_or(&[], |entry| &entry.kept)
     }
 
-    /// Whether any profile has two active revisions.
+    /// Whether any profile is in a rollout.
     pub(crate) const fn has_stages(&self) -> bool {
         !self.stages.is_empty()
     }
 
-    /// Returns the rollouts of the profiles with two active revisions, and the positions of these revisions.
+    /// Returns the incomplete rollouts, each with the positions of the profile's active revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         self.stages.iter().map(|(staging, places)| (&**staging, *places))
     }
@@ -352,7 +352,8 @@ impl Candidates {
         self.cluster.len() + self.own.as_ref().map_or(0, |own| own.len()) == self.excluded.count
     }
 
-    /// Whether any candidate needs lookups. In most clusters none does, and then requests skip the whole check.
+    /// Whether any cluster profile, or any profile of the namespace, needs lookups. This includes profiles that exclude
+    /// the namespace. In most clusters no profile needs lookups.
     pub(crate) fn wants_lookups(&self) -> bool {
         self.cluster.wants_lookups() || self.own.as_ref().is_some_and(|own| own.wants_lookups())
     }
@@ -390,12 +391,12 @@ impl Candidates {
         Some(Self { own: None, ..self.with_choice(self.choice.clone()) })
     }
 
-    /// Whether any profile has two active revisions.
+    /// Whether any profile is in a rollout.
     pub(crate) fn has_stages(&self) -> bool {
         self.cluster.has_stages() || self.own.as_ref().is_some_and(|own| own.has_stages())
     }
 
-    /// Returns the rollouts of the profiles with two active revisions, and the positions of these revisions.
+    /// Returns the incomplete rollouts, each with the positions of the profile's active revisions.
     pub(crate) fn stages(&self) -> impl Iterator<Item = (&Staging, StagePlaces)> {
         let offset = self.cluster.len();
         let own = self.own.iter().flat_map(|own| own.stages());
@@ -436,7 +437,8 @@ impl Candidates {
         [self.cluster.by_name(name).map(here), own]
     }
 
-    /// Returns the profiles that apply to the object without a request, in the order in which they apply.
+    /// Returns the profiles that apply to the object without a request: first cluster profiles, then the namespace's
+    /// own.
     pub(crate) fn always(&self, action: Action<'_>) -> impl Iterator<Item = Place> {
         let cluster = self.cluster.always(action).filter(|place| self.is_candidate(*place));
         let own = self.own.iter().flat_map(move |own| own.always(action)).map(|place| place + self.cluster.len());

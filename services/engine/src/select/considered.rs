@@ -49,7 +49,7 @@ pub enum SetBy {
     Namespace,
     /// The namespaced profile that extends the cluster profile.
     NamespaceProfile,
-    /// The default of the profile, if it has one.
+    /// The default in the profile. Also used if the parameter has no value at all.
     Default,
 }
 
@@ -60,14 +60,16 @@ pub struct ParameterValue {
     pub name: Box<str>,
     /// The value. `None` if it was not set and has no default. An error contains the reason why there is no value.
     pub value: Result<Option<Json>, Box<str>>,
-    /// The sources and their keys, the most specific first. A merged value may have several.
+    /// The sources and their keys, the most specific first. A merged value may have several. The key is empty if no
+    /// label or annotation sets the value.
     pub set_by: Vec<(SetBy, Box<str>)>,
 }
 
 /// A profile that was considered.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// The profile, at the revision that applies to the object.
+    /// The profile. If it is requested, this is the revision that applies to the object. Otherwise it is the newest
+    /// revision.
     pub profile: Arc<CompiledProfile>,
     /// The state of the profile.
     pub request_state: RequestState,
@@ -182,8 +184,8 @@ pub(crate) fn is_open(profile: &CompiledProfile) -> bool {
 }
 
 /// Selects profiles like [`super::select`], but only by metadata. `known` returns whether an open profile matches the
-/// object. If `is_unread` is true for a profile, the profile is a placeholder for a revision with an unavailable spec,
-/// and is always open.
+/// object, or `None` if this is unknown. If `is_unread` is true for a profile, the profile is a placeholder for a
+/// revision with an unavailable spec, and is always open.
 pub(crate) fn expected(
     candidates: &Candidates,
     failure_mode: FailureMode,

@@ -304,7 +304,7 @@ fn check_conditions<'v>(
 }
 
 /// Resolves the parameters of a profile. Adds warnings about clamped and replaced values to `notices`. Also returns a
-/// refusal if the default does not replace an invalid value, or if resolving needs too many steps.
+/// refusal if the default does not replace an invalid value, or if resolving exceeds a limit of steps or time.
 ///
 /// Computed defaults are evaluated here, in the order of the parameters. A failing default only affects expressions
 /// that read the parameter.

@@ -1,8 +1,9 @@
 //! Finds the profiles that a pod and its namespace request, by name or by the request key of the profile.
 //!
 //! See [`crate::profile::request`] for the values of a key. The first value that is present determines whether a
-//! profile is requested: the pod's label, the pod's annotation, the namespace's label, or the namespace's annotation.
-//! Profiles with `empty: Absent` ignore empty values.
+//! profile is requested: the pod's label, the pod's annotation, the namespace's label, or the namespace's annotation. A
+//! profile that forbids opting out is requested if any of these values requests it. Profiles with `empty: Absent`
+//! ignore empty values.
 
 use std::borrow::Cow;
 
@@ -61,7 +62,8 @@ impl<'p> Pod<'p> {
 
 /// The requested profiles.
 pub(super) struct RequestedProfiles {
-    /// The positions of the profiles, in the order in which they are applied.
+    /// The positions of the profiles, in the order in which they are applied, except that [`super::select`] moves
+    /// stand-ins.
     pub(super) places: Vec<Place>,
     /// The positions of requested profiles that the pod opts out of.
     pub(super) dropped: Vec<Place>,
@@ -194,8 +196,8 @@ impl Reader<'_, '_> {
         words.flat_map(|word| groups.named(&word)).collect()
     }
 
-    /// Requests a profile unless another key has priority for this profile. Profiles that forbid opting out are always
-    /// requested.
+    /// Requests a profile if `source` and `kind` are those of its deciding value. Profiles that forbid opting out are
+    /// always requested.
     fn request(&mut self, source: RequestSource, kind: KeyKind, place: Place) {
         let decides =
             self.deciding_value(place).is_some_and(|(first, first_kind, _)| (first, first_kind) == (source, kind));
@@ -246,7 +248,8 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Requests a profile by name. A pin (`name@hash`) requests the profile only if the revision exists.
+    /// Requests a profile by name. If the profile can be pinned, a pin (`name@hash`) that does not identify exactly one
+    /// available revision is treated like an unknown name.
     fn request_by_name(&mut self, name: &str) {
         let is_known = !self.candidates.choice.unknown.iter().any(|word| **word == *name);
         match self.candidates.by_name(without_pin(name), self.action).filter(|_| is_known) {

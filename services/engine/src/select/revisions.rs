@@ -1,14 +1,14 @@
 //! Chooses the revisions of the profiles for an object.
 //!
 //! * The API server may call the webhook again for the same object (a second pass). Then the revisions of the first
-//!   pass are used, even if another one was published in the meantime.
+//!   pass are used if they are still stored, even if others were published in the meantime.
 //! * `pillion.dev/profiles: name@hash`, on the pod or its namespace, pins a stored revision. A unique prefix of the
 //!   hash is enough. A profile with `optOut: Forbidden` cannot be pinned. A namespaced profile that only sets values of
 //!   its parent cannot be pinned either, because its old revisions contain an old spec of the parent.
-//! * Otherwise, a rollout gives the newest revision to a share of the *workloads*, and the promoted one to all others.
-//!   So all pods of a workload get the same revision. A hash of profile, namespace and workload determines the
-//!   revision, so every replica chooses the same one. A larger share includes the workloads of a smaller one, and each
-//!   profile selects different workloads.
+//! * Otherwise, a rollout gives the newest revision to a share of the *workloads*, and the promoted one, if there is
+//!   one, to all others. So all pods of a workload get the same revision. A hash of profile, namespace and workload
+//!   determines the revision, so every replica chooses the same one. A larger share includes the workloads of a smaller
+//!   one. The choices for different profiles are independent.
 //!
 //! Usually there is nothing to choose, and the only cost is reading two annotations.
 

@@ -1,9 +1,9 @@
 //! The state that decisions depend on in addition to the request: compiled profiles, guardrails, and namespaces.
 //!
 //! A [`Snapshot`] is immutable. The watcher of the cluster derives a new snapshot from the previous one and publishes
-//! it as a whole. So a request uses one consistent state, and reads it without a lock. The cost of deriving a snapshot
-//! depends only on the change: namespaces are stored in shards, and a changed namespace copies one shard. New profiles
-//! do not copy namespaces.
+//! it as a whole. So a request uses one consistent state. Only the two caches below use locks. The cost of deriving a
+//! snapshot depends only on the change: namespaces are stored in shards, and a changed namespace copies one shard. New
+//! profiles do not copy namespaces.
 //!
 //! Derived snapshots share two caches. The first stores each distinct set of candidates once. It begins empty if the
 //! profiles change. With thousands of profiles for a few namespaces each, a set needs hundreds of bytes, but ten
@@ -287,7 +287,7 @@ impl Namespace {
         size_of::<Self>() + self.metadata.text_bytes()
     }
 
-    /// Returns the cached candidates, if a snapshot still contains them.
+    /// Returns the cached candidates, if they have not been freed.
     fn cached_candidates(&self) -> Option<Arc<Candidates>> {
         self.candidates.load().upgrade()
     }
@@ -353,7 +353,7 @@ impl CandidatesPool {
             return Arc::clone(equal);
         }
         // Before the table grows, remove entries that no namespace caches and no request uses. They are from namespaces
-        // that have changed.
+        // that have changed or no longer exist.
         if stored.len() >= FEW && stored.len() == stored.capacity() {
             stored.retain(|candidates| Arc::weak_count(candidates) > 0 || Arc::strong_count(candidates) > 1);
         }
@@ -380,7 +380,7 @@ struct RevisionCache {
 #[derive(Debug, Default)]
 struct Entries {
     compiled: HashMap<Key, (Arc<CompiledProfile>, u64)>,
-    /// The number of requests, used as the clock of the cache.
+    /// The number of calls of [`RevisionCache::get`] and [`Self::keep`], used as the clock of the cache.
     requests: u64,
 }
 
@@ -400,8 +400,8 @@ impl RevisionCache {
         Some(Arc::clone(compiled))
     }
 
-    /// Compiles a revision object and caches the result. `None` if the object contains a different revision or does not
-    /// compile.
+    /// Compiles a revision object and caches the result. `None` if the object cannot be parsed, contains a different
+    /// revision, or does not compile.
     fn compile(&self, profile: &ProfileName, revision: &str, object: &OwnedTape) -> Option<Arc<CompiledProfile>> {
         let RevisionObject { spec } = serde_json::from_str(object.root().raw()).ok()?;
         if *spec.revision != *revision {

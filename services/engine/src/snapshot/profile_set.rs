@@ -1,4 +1,4 @@
-//! The set of all compiled profiles, in the order in which they apply.
+//! The set of all compiled profiles, sorted by namespace, `order` and name.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -141,8 +141,8 @@ impl ProfileSet {
         self.all.is_empty()
     }
 
-    /// Returns all profiles in the order in which they apply: cluster profiles, then those of each namespace. For a
-    /// profile in a rollout, returns the newest revision.
+    /// Returns all profiles: cluster profiles, then those of each namespace, both sorted by `order`, then by name. For
+    /// a profile in a rollout, returns the newest revision.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<CompiledProfile>> {
         self.all.iter().filter(|entry| !entry.is_promoted).map(|entry| &entry.profile)
     }

@@ -46,6 +46,7 @@ pub(super) struct Case {
     /// Whether the namespaced profiles exist in the first pass and in the second one.
     pub(super) is_there: [bool; 2],
     /// The number of the change that another webhook makes between the two passes. [`Case::change`] makes the change.
+    /// Some numbers stand for no change.
     foreign: usize,
 }
 
@@ -457,7 +458,7 @@ impl Maker<'_, '_> {
         container
     }
 
-    /// Adds generated fields to a container. A container in a template also gets directives.
+    /// Adds generated fields to a container. In a template, the fields may have directives.
     fn fill(&mut self, container: &mut Json) {
         let is_template = self.whose != OwnerKind::Author;
         if self.choices.one_in(2) {

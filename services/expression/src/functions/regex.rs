@@ -19,7 +19,7 @@ pub(super) const FUNCTIONS: &[Function] = &[
 
 /// The cost of compiling a computed pattern: the fixed number of steps, and the number of bytes of the pattern's memory
 /// that cost one more step. Literal patterns are compiled together with their expression. The memory is known only
-/// after compiling, but [`COMPUTED_SIZE`] limits it.
+/// after compiling, but [`COMPUTED_SIZE`] limits the size of the automaton.
 const COMPILING: (usize, usize) = (10_000, 32);
 
 /// Returns the pattern of a call. Compiles a computed pattern, unless the meter has cached it.
@@ -111,7 +111,7 @@ fn replace<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
 /// A part of the replacement string of `regex.replace`.
 enum Piece<'t> {
     Literal(&'t str),
-    /// The value of a capture group, referenced as `$1`, `${1}` or `${name}`.
+    /// The value of a capture group, referenced as `$1`, `$name`, `${1}` or `${name}`.
     Group(usize),
 }
 

@@ -15,7 +15,7 @@ use crate::{
     is_scalar, needs_escape,
 };
 
-/// The initial capacity of [`PathCache`], in slots. The path to a list element in a container has six slots.
+/// The initial capacity of [`PathCache`], in slots. The path to a list element in a container has five slots.
 const PATH_DEPTH: usize = 8;
 
 /// The reason why a patch must not be sent. This is always a bug in Pillion, and not an invalid request.

@@ -2,7 +2,7 @@
 //! running pods, reports of the audit, the safety net, guardrails, facts about the cluster, metrics and logs.
 //!
 //! [`super::settings`] reads the ranges and meanings of the keys from these types. The file is read once at start. A
-//! change takes effect when the controller restarts; another controller leads in the meantime.
+//! change takes effect when the controller restarts; another controller, if there is one, leads in the meantime.
 
 use std::sync::LazyLock;
 use std::time::Duration;

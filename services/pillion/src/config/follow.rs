@@ -35,7 +35,7 @@ struct ResultLabel {
     result: &'static str,
 }
 
-/// Counts reloads of the file.
+/// The metrics of reloads: their number by result, whether the last one succeeded, and whether a restart is needed.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     family: Family<ResultLabel, Counter>,

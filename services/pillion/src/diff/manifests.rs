@@ -29,8 +29,8 @@ struct Manifest {
     pods: Vec<(Place, Option<Position>)>,
 }
 
-/// Identifies a workload: `Deployment shop/web`, and its number among the workloads of this name, from 0. Names are
-/// equal if they are generated, or if the manifests contain a workload twice.
+/// Identifies a workload: `Deployment shop/web`, and its number among the workloads of this name, from 0. A name may
+/// occur several times if it is generated, or if the manifests contain a workload twice.
 type Key = (String, usize);
 
 /// Compares each pod of the manifests.

@@ -8,7 +8,7 @@ use super::{Compared, text};
 /// The maximum length of the report, in bytes.
 const MAX_BYTES: usize = 60_000;
 
-/// The maximum length of the table, in bytes, so that the first diffs have space.
+/// The maximum length of the summary and the table, in bytes, so that the first diffs have space.
 const MAX_TABLE_BYTES: usize = 20_000;
 
 /// The number of bytes reserved for the last line, which states how many diffs and rows were left out.

@@ -130,7 +130,7 @@ struct Compared {
     /// The result in the new state. `None` if the workload is only in the old one.
     after: Option<Rendered>,
     /// The position of the workload in the new manifests. `None` if the manifests do not contain it, or are read from
-    /// standard input.
+    /// standard input, and for running pods.
     at: Option<Position>,
 }
 

@@ -13,7 +13,8 @@ pub(super) fn workloads(compared: &[Compared]) -> anyhow::Result<String> {
     compared.iter().filter(|one| one.differs()).map(workload).collect()
 }
 
-/// Returns the unified diff of a workload, below a line with its name.
+/// Returns a line with the name of a workload, the results of its profiles that differ, and the unified diff of its
+/// pod. There is no diff unless the pod is accepted in both states.
 pub(super) fn workload(one: &Compared) -> anyhow::Result<String> {
     let mut text = String::new();
     let head = match one.change() {

@@ -184,7 +184,7 @@ async fn has_defaults(client: &Client, namespace: &str) -> bool {
     items.any(|item| item.default.is_some() || item.default_request.is_some())
 }
 
-/// Returns the containers that a pod gets if it requests no profile itself.
+/// Returns the containers that profiles add to a pod that requests no profile itself.
 fn generic_containers(snapshot: &Snapshot, name: &str, namespace: &Arc<Namespace>) -> Vec<AddedContainer> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "pillion-doctor-", "namespace": name},

@@ -36,7 +36,7 @@ pub(crate) struct ExplainFacts {
     /// The profiles as stored. Empty for profiles from files.
     pub(crate) stored: Vec<Stored>,
     pub(crate) broken: Vec<Broken>,
-    /// The field manager that disabled injection; empty if unknown. `None`: injection is enabled.
+    /// The field manager that disabled injection; empty if unknown. `None`: injection is not known to be disabled.
     pub(crate) switched_off: Option<String>,
     /// The finding that no replica is ready, if that is the case.
     pub(crate) no_replica: Option<Finding>,
@@ -113,7 +113,8 @@ pub(crate) struct ExplainedObject {
     pub(crate) looked_up: LookedUp,
     /// The topmost workload among the pod's owners, or the workload that has the template.
     pub(crate) workload: Option<Value>,
-    /// The name of the service account, and whether it exists. `None`: not looked up.
+    /// The name of the service account, and whether it exists. `None`: not looked up, or unknown. Also `None` if the
+    /// account `default` does not exist.
     pub(crate) account: Option<(String, bool)>,
     /// The API server's reason for rejecting a pod of the workload, according to the last event.
     pub(crate) rejection: Option<String>,
@@ -526,8 +527,8 @@ const KEYS: [&str; 10] = [
     "resourceName",
 ];
 
-/// Whether a list element has this name. The name consists of parts, separated by commas, each of which must be the
-/// value of a key.
+/// Whether a list element has this name. For a scalar, the name is its value. For an object, it is the value of a key,
+/// or the values of several keys, separated by commas.
 fn is_named(item: &Value, name: &str) -> bool {
     let is_value = |value: &Value, part: &str| match value {
         Value::String(text) => text == part,

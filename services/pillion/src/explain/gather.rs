@@ -206,7 +206,7 @@ impl Cluster {
     }
 
     /// Returns the API server's reason for rejecting a pod of a workload that lacks pods, according to the last event.
-    /// `None` if no pod is missing, or if events cannot be read.
+    /// `None` if no pod is missing, if there is no such event, or if events cannot be read.
     async fn rejection(&self, workload: Option<&Value>, uid: &str, namespace: &str) -> Option<String> {
         let (wanted, found) = facts::pod_counts(workload?)?;
         if found >= wanted {

@@ -41,11 +41,11 @@ pub(crate) struct Explanation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
-    /// The pod has all parts that its profiles add.
+    /// The pod has all its profiles, possibly in an earlier revision, and no injected part is missing.
     Injected,
-    /// The pod has only some of the parts that its profiles add.
+    /// The pod is injected, but lacks one of its profiles or an injected part.
     PartlyInjected,
-    /// The pod has none of the parts that its profiles add.
+    /// The pod has no injected parts.
     NotInjected,
     /// A new pod would be injected.
     WouldBeInjected,
@@ -164,8 +164,8 @@ pub(crate) fn view(decision: &Decision) -> DecisionView {
     }
 }
 
-/// Runs the engine on the object, with the endpoint that the API server calls, or with [`Endpoint::Any`] if it calls
-/// none.
+/// Runs the engine on the object, with the endpoint that the API server calls, or with [`Endpoint::Any`] if no call is
+/// certain.
 fn decide(facts: &ExplainFacts, question: &ExplainedObject, entries: &[EntryView]) -> (Decision, Vec<Considered>) {
     let called = entries.iter().find(|entry| entry.ours && entry.outcome == CallOutcome::Called);
     let endpoint = called.and_then(|entry| entry.failure_mode).map_or(Endpoint::Any, Endpoint::FailureMode);
@@ -386,7 +386,7 @@ impl Judging<'_> {
         let applied = decisions
             .iter()
             .any(|decision| matches!(decision.outcome, ProfileOutcome::Applied | ProfileOutcome::Unchanged));
-        // If no profile was applied, each of these reasons is an error.
+        // If no profile was applied, a mismatch or an opt-out is an error.
         for finding in self.findings.iter_mut().filter(|_| !applied) {
             if matches!(finding.code, Code::MatchCondition | Code::ObjectSelector | Code::OptedOut) {
                 finding.severity = Severity::Error;
@@ -394,8 +394,8 @@ impl Judging<'_> {
         }
     }
 
-    /// Whether the profile would match if the pod did not set `hostNetwork`. Runs the engine on a copy of the pod
-    /// without this field.
+    /// Whether the pod sets `hostNetwork`, and the profile would be applied if it did not. Runs the engine on a copy of
+    /// the pod without this field.
     fn matches_without_host_network(&self, profile: &CompiledProfile) -> bool {
         if self.question.pod().pointer("/spec/hostNetwork").and_then(Value::as_bool) != Some(true) {
             return false;
@@ -422,8 +422,8 @@ impl Judging<'_> {
         })
     }
 
-    /// Reports profiles whose stored version is not active. If the object is not a namespace, reports only those that
-    /// concern the pod.
+    /// Reports profiles whose stored version is not active, or that are rolled back. If the object is not a namespace,
+    /// reports only profiles that concern the pod.
     fn readiness(&mut self) {
         let facts = self.facts;
         let is_here = |stored: &&cluster_listing::Stored| {
@@ -438,7 +438,8 @@ impl Judging<'_> {
             let finding = profiles::readiness(stored, &facts.broken).or_else(|| profiles::rolled_back(stored));
             self.findings.extend(finding);
         }
-        // A requested profile that is not ready exists, so it is not reported as unknown.
+        // A requested profile that is not ready exists, so it is not reported as unknown. The findings that no profile
+        // is requested or that there is none are also removed.
         if self.has(Code::ProfileNotReady) {
             let not_ready: Vec<_> = self
                 .findings

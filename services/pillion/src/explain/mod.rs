@@ -142,7 +142,8 @@ fn all_findings(explanations: &[Explanation], others: Vec<Finding>) -> Vec<Findi
     finding::sorted(findings)
 }
 
-/// Returns the machine-readable output: the object, its pods, and all findings in one list.
+/// Returns the machine-readable output: the first object, the other objects in the field `pods`, and all findings in
+/// one list.
 fn document(explanations: &[Explanation], findings: &[Finding]) -> anyhow::Result<Value> {
     let mut document = match explanations.first() {
         Some(first) => serde_json::to_value(first)?,
@@ -261,7 +262,8 @@ const RESET: &str = "\u{1b}[0m";
 /// The maximum number of characters of a value that are printed.
 const SHOWN: usize = 60;
 
-/// Formats the explanation: the object in full, its pods in one line each, then the findings.
+/// Formats the explanations: the first object in full, the other objects, such as its pods, in one line each, then the
+/// findings.
 fn text(explanations: &[Explanation], findings: &[Finding]) -> String {
     let mut text = String::new();
     // Writing to a string never fails.

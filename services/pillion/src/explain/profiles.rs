@@ -288,7 +288,7 @@ pub(super) fn near_request(pod: &Value, considered: &[Considered]) -> Option<Str
     })
 }
 
-/// Returns the keys of requests that are set on a workload itself, but not on its pods.
+/// Returns the keys of requests and of the opt-out label that are set on a workload itself, but not on its pods.
 pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> Vec<String> {
     let on = |object: &Value, part: &str, key: &str| {
         object.pointer("/metadata").and_then(|metadata| metadata.get(part)?.get(key)).is_some()
@@ -302,8 +302,8 @@ pub(crate) fn misplaced(workload: &Value, pod: &Value, snapshot: &Snapshot) -> V
     keys.into_iter().filter(is_misplaced).collect()
 }
 
-/// Returns the profiles that would apply if their namespace selector matched. Each has a flag, which is true if the pod
-/// or the namespace requests the profile.
+/// Returns the profiles that would be selected if their namespace selector matched. Each has a flag, which is true if
+/// the pod or the namespace requests the profile.
 pub(crate) fn excluded_by_namespace(
     considered: &[Considered],
     pod: &Value,

@@ -1,4 +1,5 @@
-//! Finds injected containers that do not run or are not ready. This module does no I/O.
+//! Finds injected containers that do not run or are not ready, and injected pods that no node has room for. This module
+//! does no I/O.
 
 use std::fmt;
 
@@ -113,8 +114,8 @@ impl FailingSidecar {
     }
 }
 
-/// Returns the containers of a stored pod that Pillion added and that do not run or are not ready. `now` is the current
-/// time in seconds since 1970.
+/// Returns the containers of a stored pod that Pillion added and that are failing: see [`Failure`]. Containers that are
+/// still starting are not included. `now` is the current time in seconds since 1970.
 pub(crate) fn failing(pod: &Value, now: i64) -> Vec<FailingSidecar> {
     // Most pods are not injected, and this check is much cheaper than reading a record.
     if pod.pointer("/metadata/annotations").is_none_or(|all| all.get(INJECTED_ANNOTATION).is_none()) {

@@ -154,7 +154,8 @@ fn outcome(entry: &MutatingWebhook, about: EntryRequest<'_>) -> (CallOutcome, St
     }
 }
 
-/// Returns a description of the selector's requirements that are not met; `None` if all are met.
+/// Returns a description of the selector's requirements that are not met; `None` if all are met, or if there is no
+/// selector.
 fn failing<'l>(selector: Option<&Text>, label: &dyn Fn(&str) -> Option<&'l str>) -> Option<String> {
     let selector: LabelSelector = serde_json::from_value(serde_json::to_value(selector?).ok()?).ok()?;
     let mut mismatches = Vec::new();

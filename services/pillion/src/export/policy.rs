@@ -13,7 +13,7 @@ use super::Exported;
 
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
-/// The reasons that a policy can return, each with its HTTP status.
+/// The reasons that an exported policy can return, each with its HTTP status.
 const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
 
 /// Resources that every cluster needs, or that only query permissions. Policies with `--everywhere` exclude them, since
@@ -127,8 +127,8 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
     Ok(Native { text, used })
 }
 
-/// Returns the reason of the policy, which determines the HTTP status. Returns an error if policies have no such
-/// reason.
+/// Returns the reason of the policy, which determines the HTTP status. Returns an error if no reason in [`REASONS`] has
+/// the validation's reason and code.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
     let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";

@@ -233,7 +233,7 @@ fn diff(Changed { before, after, .. }: &Changed, what: &str, default_namespace: 
     difference::of((&name, before), (&format!("{name}, {what}"), after))
 }
 
-/// Returns the label of a document: kind and name of a pod or workload, else only the kind.
+/// Returns the label of a document: the kind and name of its only pod or workload, else the document's kind.
 fn name(document: &Value, default_namespace: &str) -> String {
     match pods(document).as_slice() {
         [one] => one.describe(default_namespace),

@@ -146,8 +146,8 @@ fn read_namespaces(file: &Path) -> Result<Vec<(Box<str>, Namespace)>, Problem> {
     Ok(described.collect())
 }
 
-/// Returns the metadata of the Namespaces in a source. Returns an error if a Namespace has no name, or if the source
-/// contains no Namespace.
+/// Returns the metadata of the Namespaces in a source. Objects without a kind count as Namespaces. Returns an error if
+/// the source is not valid YAML or contains no Namespace, or if a Namespace has no name or invalid metadata.
 pub(crate) fn namespaces_of(source: &Arc<Source>) -> Result<Vec<ObjectMeta>, Problem> {
     let documents = yaml::documents(&source.text).map_err(|fault| Problem::syntax(source, fault))?;
     let listed = |document: &yaml::Node| document.text("kind").is_some_and(|kind| kind.ends_with("List"));

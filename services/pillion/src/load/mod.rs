@@ -103,7 +103,8 @@ pub(crate) fn profiles_of(
     loader.gathered.load(others)
 }
 
-/// Returns the readable cluster profiles of a source, so that other profiles can extend them. They are not compiled.
+/// Returns the names and specs of the readable cluster profiles of a source, so that other profiles can extend them.
+/// They are not compiled. Profiles in Lists are not included.
 pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
     let documents = yaml::documents(&source.text).unwrap_or_default();
     let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
@@ -198,7 +199,7 @@ impl<'n> Loader<'n> {
     }
 
     /// Reads a profile or a published revision. Objects of other API groups are ignored, such as a ConfigMap that a
-    /// profile mounts, or a Namespace.
+    /// profile mounts, or a Namespace, but a profile's kind with a wrong API group is reported.
     fn object(&mut self, source: &Arc<Source>, object: &Node) {
         let api_version = object.text("apiVersion").unwrap_or_default();
         let kind = object.text("kind").unwrap_or_default();
@@ -317,7 +318,7 @@ impl<'n> Loader<'n> {
         self.gathered.profile(text, object);
     }
 
-    /// Whether no other profile has this name. Otherwise reports a problem.
+    /// Whether no earlier profile has this name. Otherwise reports a problem.
     fn is_first(&mut self, source: &Arc<Source>, at: Range<usize>, name: &ProfileName) -> bool {
         let here = Problem::at(source, at, format!("there is another profile {name}"));
         if let Some(first) = self.seen.get(name) {
@@ -335,7 +336,8 @@ impl<'n> Loader<'n> {
 const EXCLUDED_FOLDERS: [&str; 6] = ["case", "cases", "fixtures", "test", "testdata", "tests"];
 
 /// Returns the files that a path names, sorted: the file itself, or the YAML and JSON files in a folder and in its
-/// direct subfolders. So the path can be the folder of one profile, or the folder of all profiles.
+/// direct subfolders, without hidden files and folders and without [`EXCLUDED_FOLDERS`]. So the path can be the folder
+/// of one profile, or the folder of all profiles.
 pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::yaml::SyntaxError;
 
-/// The maximum length of a message, a field's path or a remedy, in bytes. Longer ones are shortened, since they may
-/// quote the source.
+/// The length in bytes above which a message, a field's path or a remedy is shortened to its beginning and end, since
+/// it may quote the source.
 const LONGEST_MESSAGE: usize = 1_000;
 
 /// The maximum underlined length, in bytes.
@@ -76,7 +76,7 @@ pub(crate) struct Problem {
     pub(crate) severity: Severity,
     /// The file.
     pub(crate) source: Arc<Source>,
-    /// The position in bytes. `None`: the problem concerns the whole file.
+    /// The position in bytes. `None`: the problem concerns the whole file, or its position is unknown.
     pub(crate) span: Option<Range<usize>>,
     /// The path of the field in the object; empty if the problem concerns no specific field.
     pub(crate) path: String,
@@ -128,7 +128,7 @@ impl Problem {
         self
     }
 
-    /// Returns line and column, from 1; the column counts characters. `None` for a problem of a whole file.
+    /// Returns line and column, from 1; the column counts characters. `None` for a problem without a span.
     pub(crate) fn position(&self) -> Option<(usize, usize)> {
         self.position_of(self.span.as_ref()?.start)
     }
@@ -157,7 +157,7 @@ impl Problem {
         json
     }
 
-    /// Returns the message with the path of the field, unless the message names the field itself.
+    /// Returns the message, preceded by the path of the field if there is one and the message does not name the field.
     fn title(&self) -> String {
         if self.path.is_empty() || self.message.starts_with("unknown field") {
             self.message.clone()

@@ -25,7 +25,7 @@ pub(super) struct CollectedProfiles {
     found: Vec<Found>,
     /// The JSON specs of cluster profiles that extend nothing, by name. Other profiles may extend these.
     roots: BTreeMap<Box<str>, String>,
-    /// Cluster profiles that do not compile, or whose spec cannot be read.
+    /// Cluster profiles that do not compile, or whose objects have other problems, such as an unknown field.
     broken: BTreeSet<Box<str>>,
 }
 
@@ -92,7 +92,7 @@ impl CollectedProfiles {
         self.found.push(Found::Problem(problem));
     }
 
-    /// Adds a cluster profile whose spec cannot be read.
+    /// Adds a cluster profile whose object has problems, so that it is not compiled.
     pub(super) fn unreadable(&mut self, name: &str) {
         self.broken.insert(name.into());
     }
@@ -261,8 +261,9 @@ fn located(text: &Text, diagnostics: Vec<Diagnostic>, object: Option<&Node>) -> 
     })
 }
 
-/// Returns the length of a profile's inheritance chain, up to a limit. It is used to compile parents before their
-/// children. The order does not matter for profiles whose chain is too long or contains a cycle.
+/// Returns the number of profiles in a profile's inheritance chain that extend others, up to a limit. It is used to
+/// compile parents before their children. The order does not matter for profiles whose chain is too long or contains a
+/// cycle.
 fn depth(spec: &ProfileSpec, parents: &ParentSources<'_>) -> usize {
     let next = |spec: &&ProfileSpec| parents.extending.get(spec.extends.as_ref()?.name.as_str()).copied();
     std::iter::successors(Some(spec), next).take(MAX_CHAIN + 1).count()

@@ -42,8 +42,8 @@ pub(crate) fn meant<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) ->
     if name.len() > 100 {
         return None;
     }
-    // Up to a third of the characters may be wrong: "tempalte" is similar to "template", but "image" is not similar to
-    // "name".
+    // Up to a third of the characters may be wrong, and always at least one: "tempalte" is similar to "template", but
+    // "image" is not similar to "name".
     let limit = (name.chars().count() / 3).max(1);
     let lower = name.to_lowercase();
     known

@@ -23,7 +23,8 @@ const MAX_DEPTH: usize = 128;
 /// A node and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// The byte range in the source: of a scalar, of a mapping's first key, or of the beginning of a sequence.
+    /// The byte range in the source: of a scalar, of a mapping's first key, or of the beginning of a sequence or empty
+    /// mapping.
     pub(crate) span: Range<usize>,
     /// The content.
     pub(crate) content: Content,

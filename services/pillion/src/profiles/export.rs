@@ -1,4 +1,5 @@
-//! `pillion profiles export`: prints the published revisions of profiles, for commands that use no cluster.
+//! `pillion profiles export`: prints a stored revision of each profile, for commands that use no cluster. The default
+//! is the promoted revision.
 //!
 //! The output has the revisions themselves, and not the profiles. A revision contains everything that its profile
 //! extends, and its limits. So the profile compiles to the same revision without the cluster, even if a later spec of
@@ -45,7 +46,7 @@ pub(super) struct ExportArgs {
 }
 
 /// Prints the revisions: first those of cluster profiles by name, then the others by namespace and name. A profile
-/// without the selected revision is left out, and is a finding.
+/// whose selected revision does not exist or cannot be read is left out, and is a finding.
 pub(super) async fn run(args: ExportArgs) -> anyhow::Result<Exit> {
     let ExportArgs { names, namespaces, revision, output, api_server } = args;
     let client = api_server.connect().await?;

@@ -39,7 +39,7 @@ struct Row {
     name: String,
     namespace: Option<String>,
     activation: Option<String>,
-    /// The served revision.
+    /// The last published revision.
     revision: Option<String>,
     ready: Option<bool>,
     /// The last accepted revision, if an earlier one is served instead.

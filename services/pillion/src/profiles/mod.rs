@@ -76,7 +76,7 @@ impl Profile {
     /// Sets annotations; null removes one.
     ///
     /// # Errors
-    /// The profile has changed since it was read (409), or the API server rejects the change for another reason.
+    /// The profile has changed since it was read (409), or the request fails for another reason.
     pub(crate) async fn annotate(&self, annotations: &Value) -> kube::Result<()> {
         let name = self.stored.metadata.name.as_deref().unwrap_or_default();
         // With `resourceVersion`, the API server rejects the patch if the profile has changed since it was read.

@@ -1,7 +1,7 @@
-//! `pillion profiles rollback`: publishes an older revision again.
+//! `pillion profiles rollback`: publishes an older revision again. With `--undo`, ends the rollback.
 //!
-//! The command sets annotations instead of editing the profile's spec. A controller that syncs the cluster with a
-//! repository restores every field that the repository contains, but keeps annotations that it does not contain.
+//! The command sets or removes annotations instead of editing the profile's spec. A controller that syncs the cluster
+//! with a repository restores every field that the repository contains, but keeps annotations that it does not contain.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -90,7 +90,8 @@ pub(super) async fn run(args: RollbackArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Waits until the controller has published the revision. Returns false if it is not published within `limit`.
+/// Waits until the controller has published the revision for all workloads. Returns false if this takes longer than
+/// `limit`.
 async fn is_published(which: &ProfileRef, expected: &str, limit: Duration) -> anyhow::Result<bool> {
     let mut progress = Progress::new();
     let wait = async {
@@ -124,7 +125,7 @@ fn target(status: &ProfileStatus, to: Option<&str>) -> anyhow::Result<String> {
     }
 }
 
-/// The maximum number of children that are listed.
+/// The maximum number of extending profiles that the note lists.
 const NAMED: usize = 20;
 
 /// A profile that extends another profile.

@@ -62,7 +62,8 @@ pub(super) struct Upgrader {
 pub(super) enum Possibility {
     /// All pods can be upgraded in place.
     All,
-    /// At least one pod cannot be upgraded in place, or the webhook's policy could not be read. Contains the reasons.
+    /// At least one pod cannot be upgraded in place, or the webhook's policy could not be read. Contains up to
+    /// [`MAX_REASONS`] reasons.
     No(Vec<String>),
 }
 
@@ -96,7 +97,7 @@ impl Upgrader {
     }
 
     /// Plans the upgrade of a pod to the newest revisions of the profiles that it has. `None` if it has no injection
-    /// record.
+    /// record that this version can read.
     ///
     /// # Errors
     /// A revision cannot be read, or the webhook's decision for the pod cannot be computed.
@@ -114,7 +115,7 @@ impl Upgrader {
     /// Decides whether all stale pods of a workload can be upgraded in place.
     ///
     /// # Errors
-    /// A pod or a revision cannot be read.
+    /// A pod or a revision cannot be read, or the webhook's decision for a pod cannot be computed.
     pub(super) async fn possibility(&self, stale: &Stale) -> anyhow::Result<Possibility> {
         if let Some(why) = &self.unknown_policy {
             return Ok(Possibility::No(vec![why.clone()]));

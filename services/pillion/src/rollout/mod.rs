@@ -1,5 +1,5 @@
-//! `pillion rollout`: lists workloads whose pods lack a profile or have an older revision. On request, upgrades their
-//! pods in place or restarts them.
+//! `pillion rollout`: lists workloads whose pods differ from their profiles. By default, these are pods that lack a
+//! profile or have an older revision. On request, upgrades their pods in place or restarts the workloads.
 //!
 //! * [`plan`]: groups the audit's findings by workload, and decides whether a workload can be restarted now.
 //! * [`restart`]: restarts a workload and waits until its pods are new, available and injected as expected.
@@ -195,7 +195,7 @@ async fn rollout(args: RolloutArgs) -> anyhow::Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// Returns lookups of objects whose metrics are not exported.
+/// Creates the lookups of objects. Their metrics are not exported.
 fn lookups(client: &Client) -> Lookups {
     let metrics = pillion_control::informer::lookups::Metrics::register(&mut Registry::default());
     Lookups::new(client.clone(), metrics)
@@ -217,7 +217,8 @@ struct Applying<'a> {
 }
 
 impl Applying<'_> {
-    /// Restarts or upgrades up to `at_once` workloads concurrently. After a failure, no further workload begins.
+    /// Restarts or upgrades up to `at_once` workloads concurrently. After a failure, no restart or upgrade of another
+    /// workload begins.
     async fn apply_all(
         &self,
         lines: &mut [Line],
@@ -298,7 +299,7 @@ enum Action {
 enum WorkloadOutcome {
     /// All pods are new, available and injected as expected.
     Restarted,
-    /// All pods were upgraded in place, and their containers are ready.
+    /// All stale pods that still exist were upgraded in place, and each is ready if it was ready before.
     Upgraded,
     /// The restart or the upgrade failed, for this reason.
     Failed(String),
@@ -389,7 +390,7 @@ fn table(lines: &[Line], is_wide: bool) -> String {
     output::columns(["NAMESPACE", "WORKLOAD", "PODS", "PROFILES", "CAUSES", "NOT IN PLACE", "RESULT"], rows)
 }
 
-/// Formats one line with the number of workloads, and the number of each result.
+/// Formats one line with the number of workloads, and the number of each result or, without `--apply`, of each plan.
 fn summary(lines: &[Line], applies: bool) -> String {
     let count = |is: fn(&Line) -> bool| lines.iter().filter(|line| is(line)).count();
     if lines.is_empty() {

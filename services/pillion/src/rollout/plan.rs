@@ -38,7 +38,8 @@ pub(super) fn disruption(kind: &str, workload: &Value) -> Disruption {
     }
 }
 
-/// Returns how to replace the pods of a kind, or `None` if workloads of this kind can be restarted.
+/// Returns why workloads of a kind cannot be restarted, and how to replace their pods if that is possible. `None` if
+/// workloads of this kind can be restarted.
 pub(super) fn of_kind(kind: &str) -> Option<&'static str> {
     match kind {
         "Deployment" | "StatefulSet" | "DaemonSet" => None,
@@ -77,7 +78,7 @@ pub(super) fn of(kind: &str, workload: &Value, budgets: &[PodDisruptionBudget], 
     }
 }
 
-/// Returns the number of pods that a restart removes before new ones are available.
+/// Returns the maximum number of pods that a restart removes before new ones are available.
 fn max_unavailable_pods(kind: &str, workload: &Value) -> i64 {
     let at = |pointer: &str| workload.pointer(pointer);
     let replicas = match kind {
@@ -164,7 +165,7 @@ impl Stale {
     }
 
     fn is_wrong(&self, injected: &Injected) -> Option<String> {
-        // The webhook would skip the profile again, so this is not a reason for a restart.
+        // Skipped profiles are ignored, because the webhook skips them in new pods too.
         self.profiles.iter().filter(|(_, wrong)| !wrong.is_skipped_by_webhook()).find_map(|(profile, wrong)| {
             let has = match injected {
                 Injected::Profiles(all) => all.iter().find(|(name, _)| name == profile).map(|(_, revision)| revision),
@@ -183,7 +184,7 @@ impl Stale {
 }
 
 impl ProfileDifference {
-    /// Whether the webhook reviewed the pods, and skipped the profile.
+    /// Whether the webhook reviewed all of the pods, and skipped the profile.
     fn is_skipped_by_webhook(&self) -> bool {
         self.causes.iter().all(|cause| *cause == Cause::Skipped)
     }

@@ -82,7 +82,7 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<Exit> {
 }
 
 impl Row {
-    /// Counts the plans of pods. `None` is the plan of a pod without an injection record.
+    /// Groups pods by their plans. `None` is the plan of a pod without a readable injection record, which is ignored.
     fn new(namespace: String, plans: impl Iterator<Item = (String, Option<PodUpgrade>)>) -> Self {
         let mut row = Self { namespace, ..Self::default() };
         for (pod, plan) in plans {

@@ -81,7 +81,7 @@ pub(super) async fn run(
         match plan {
             Plan::Restart => {
                 try_pod(client, stale, &object).await?;
-                // Recorded before the patch, so that the disruption is considered even if the patch fails.
+                // Recorded before the patch, because the restart may have begun even if the patch returns an error.
                 begun.push((workload.clone(), plan::disruption(&workload.kind, &object)));
                 patch(&api, workload).await?;
                 break;
@@ -147,7 +147,8 @@ async fn is_done(client: &Client, api: &Api<DynamicObject>, stale: &Stale, show:
     }
 }
 
-/// Returns why a new pod cannot become available, if a container that Pillion added to it does not start.
+/// Returns why a new pod does not become available, if a container that Pillion added to it cannot start or has failed
+/// more than once. `None` if there is no such pod.
 async fn stuck_sidecar(client: &Client, workload: &Workload, object: &Value) -> anyhow::Result<Option<String>> {
     let Some(restarted) = restarted_at(object.pointer("/spec/template")) else { return Ok(None) };
     let pods = pods(client, workload, object).await?;
@@ -219,7 +220,8 @@ enum UnfinishedRestart {
     Never(String),
 }
 
-/// Returns why the restart of a workload is not finished; `None` once all of its pods are new and available.
+/// Returns why the restart of a workload is not finished; `None` once all of its pods are new and available, and no old
+/// pod exists.
 fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
     let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
@@ -241,7 +243,7 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
         let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(1);
         (wanted, number("/status/updatedReplicas"), number("/status/availableReplicas"), number("/status/replicas"))
     };
-    // After an update, the controller of a `StatefulSet` reports all pods as current, and none as updated.
+    // After an update, the controller of a `StatefulSet` may report all pods as current, and none as updated.
     let is_settled = kind == "StatefulSet" && text("/status/currentRevision") == text("/status/updateRevision");
     let new = if is_settled { wanted } else { new };
     let counts = [(new, "new"), (available, "available")];
@@ -257,7 +259,7 @@ fn unfinished_restart(kind: &str, object: &Value) -> Option<UnfinishedRestart> {
     }
 }
 
-/// Fails unless the new pods are injected as expected, since another restart would have the same result. Ignores
+/// Returns an error if a new pod is not injected as expected, since another restart would have the same result. Ignores
 /// completed, failed and terminating pods, and pods of other owners with the same labels.
 async fn check_new_pods(client: &Client, stale: &Stale, object: &Value) -> anyhow::Result<()> {
     let workload = &stale.workload;

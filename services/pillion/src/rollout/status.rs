@@ -60,8 +60,8 @@ struct Row {
     steps: Vec<u64>,
 }
 
-/// Prints the rollouts. Returns [`Exit::Findings`] if a rollout has failed, or still runs after the timeout of
-/// `--watch`.
+/// Prints the rollouts. Returns [`Exit::Failure`] if profiles cannot be listed, and [`Exit::Findings`] if a rollout has
+/// failed, or still runs after the timeout of `--watch`.
 pub(super) async fn run(args: StatusArgs) -> anyhow::Result<Exit> {
     let StatusArgs { profile, namespaces, watch, timeout, output, api_server } = args;
     let selection = if let Some(name) = profile {

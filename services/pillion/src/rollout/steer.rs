@@ -1,7 +1,7 @@
 //! `pillion rollout pause`, `resume` and `undo`: steer the rollout of a profile to its running pods.
 //!
-//! The commands set the annotation [`ROLLOUT_ANNOTATION`] of the profile, and the controller acts on it. [`decide`]
-//! chooses the annotation from the profile's status. It does no I/O.
+//! The commands set or remove the annotation [`ROLLOUT_ANNOTATION`] of the profile, and the controller acts on it.
+//! [`decide`] chooses the change from the profile's strategy, status and current annotation. It does no I/O.
 
 use std::fmt;
 

@@ -162,7 +162,7 @@ pub(crate) fn own_program() -> PathBuf {
     called(program, std::env::var_os("PATH").as_deref())
 }
 
-/// Returns `pillion` if the search path contains this program under that name, else the program's path.
+/// Returns `pillion` if the first program with this name in the search path is this program, else this program's path.
 fn called(program: PathBuf, search: Option<&OsStr>) -> PathBuf {
     let found = search.and_then(|search| {
         let candidates = std::env::split_paths(search).map(|folder| folder.join(NAME));

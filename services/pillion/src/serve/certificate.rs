@@ -4,8 +4,9 @@
 //! cert-manager and the kubelet replace files at run time. The files are polled. A watch would miss changes, because
 //! the kubelet replaces a symbolic link to the files' folder.
 //!
-//! The Secret may not exist yet when a replica starts. Until it exists, the replica listens but is not ready, and ends
-//! each TLS handshake immediately with an alert. So clients fail fast, and never receive an untrusted certificate.
+//! The Secret may not exist yet when a replica starts. Until it has a valid certificate, the replica listens but is not
+//! ready, and ends each TLS handshake immediately with an alert. So clients fail fast, and never receive an untrusted
+//! certificate.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -198,7 +199,8 @@ impl CertificateSource {
     }
 }
 
-/// Activates the Secret's certificate if it is valid, and logs and returns the result.
+/// Activates the Secret's certificate if it is valid, and returns the result. Logs the result unless the certificate is
+/// unchanged.
 fn take(secret: &str, serving: &ServingCertificate, ready: &Component, news: SecretChange) -> ReloadResult {
     let last =
         || if serving.der().is_some() { "the last valid one remains active" } else { "no certificate is served yet" };
@@ -358,7 +360,8 @@ impl ClientArgs {
     /// Reads and validates the CA file; `None` without `--client-ca`.
     ///
     /// # Errors
-    /// The file cannot be read or has no CA certificate, or `--client-name` is set without `--client-ca`.
+    /// The file cannot be read, has no certificate or has one that is not a valid CA, or `--client-name` is set without
+    /// `--client-ca`.
     pub(crate) async fn load(self) -> anyhow::Result<Option<ClientCaFile>> {
         let Some(path) = self.client_ca else {
             if !self.client_name.is_empty() {

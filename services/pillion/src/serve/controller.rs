@@ -1,5 +1,5 @@
 //! `pillion controller`: manages certificates, webhook configurations, and the revisions and status of profiles, and
-//! runs the audit. Several replicas may run, but only the leader is active.
+//! runs the audit. Several replicas may run, but only the leader performs these tasks.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub(crate) struct ControllerArgs {
     pub(crate) check_config: bool,
 }
 
-/// Runs the controller until a signal ends it.
+/// Runs the controller until a signal or a failure ends it. With `--check-config`, only checks the configuration.
 pub(crate) fn run(args: ControllerArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     let overrides = Overrides { log_level: logs.log_level.clone(), ..Overrides::default() };
     if args.check_config {

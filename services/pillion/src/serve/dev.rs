@@ -1,6 +1,6 @@
 //! `pillion dev`: the webhook without a cluster, for authors of profiles. It loads profiles from files and reloads
-//! them, creates a certificate, and prints commands to try it. A web page shows the effect of a profile while it is
-//! edited.
+//! them, creates a certificate, and prints commands that send a sample request. A web page shows the effect of a
+//! profile while it is edited.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ pub(crate) struct DevArgs {
     pub(crate) traces: TraceArgs,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal or a failure ends it.
 pub(crate) fn run(args: DevArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     // The log level and the drain times differ from production, and override the policy file.
     let overrides = Overrides {

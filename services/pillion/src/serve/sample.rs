@@ -1,7 +1,8 @@
-//! A sample request that shows an injection, and the folder into which `dev` writes it. The request creates a pod to
-//! which a profile applies, in an opted-in namespace.
+//! A sample request that shows an injection, and the folder into which `dev` writes it. The request creates a pod in an
+//! opted-in namespace.
 //!
-//! The engine tries candidate pods until it injects into one, so that the printed commands work with any profiles.
+//! [`Sample::find`] tries candidate pods until the engine injects into one, so that the printed commands work with most
+//! profiles. If none is injected, the request creates a pod that is not injected.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ const ATTEMPTS: usize = 256;
 pub(crate) struct Sample {
     /// The pod's namespace.
     pub(crate) namespace: Box<str>,
-    /// Whether the pod is injected. If not, no profile could be applied.
+    /// Whether the pod is injected. If not, none of the tried profiles applies.
     pub(crate) injected: bool,
     /// The pod as its author writes it.
     pub(crate) pod: Value,

@@ -1,7 +1,7 @@
 //! A term of leadership: starts the leader's tasks and connects them.
 //!
-//! The tasks do not call one another. They pass results through `watch` channels, which keep only the last value, and
-//! questions to the audit through an `mpsc` channel.
+//! The tasks do not call one another. They share the snapshot of the published revisions. They pass results through
+//! `watch` channels, which keep only the last value, and questions to the audit through an `mpsc` channel.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -303,7 +303,7 @@ impl Tasks {
     }
 
     /// Starts following the kill switch. The returned receiver contains whether injection is disabled; `None` until
-    /// that is known.
+    /// that is known. If the API server forbids reading the switch, injection is treated as enabled.
     fn switch(&mut self, client: &kube::Client, release: &Release, gauge: Gauge) -> watch::Receiver<Option<bool>> {
         let (sender, off) = watch::channel(None);
         let begin = sender.clone();

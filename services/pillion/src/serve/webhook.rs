@@ -94,7 +94,7 @@ pub(crate) enum ProfileSource {
     Profiles,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal or a failure ends it. With `--check-config`, only checks the configuration.
 pub(crate) fn run(args: WebhookArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     if args.check_config {
         return check(&args, logs);
@@ -264,8 +264,8 @@ async fn show(mut status: watch::Receiver<Status>, known: Component, broken: Gau
 /// A placeholder for the namespace of the process, which `--check-config` does not look up.
 const ANY_NAMESPACE: &str = "default";
 
-/// `--check-config`: checks the arguments and the policy file, and prints the policy. Opens no ports and no
-/// connections.
+/// `--check-config`: checks the arguments and the policy file. Prints the policy if all are valid, else the errors.
+/// Opens no ports and no connections.
 fn check(args: &WebhookArgs, logs: &LogArgs) -> anyhow::Result<Exit> {
     let mut wrong = Vec::new();
     let policy = args.config.load::<WebhookPolicy>(&args.overrides(logs));

@@ -64,7 +64,7 @@ impl SpanMetrics {
     }
 }
 
-/// The SDK's batch processor, with a queue limit that counts dropped spans.
+/// The SDK's batch processor, with a limit on its queue. Spans beyond the limit are dropped and counted.
 #[derive(Debug)]
 pub(super) struct CountedProcessor {
     batches: BatchSpanProcessor,

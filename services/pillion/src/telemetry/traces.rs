@@ -44,7 +44,7 @@ impl TraceArgs {
     /// Returns the collector; `None` without an endpoint.
     ///
     /// # Errors
-    /// The CA file cannot be read, or has no certificate.
+    /// The CA file cannot be read, has no certificate, or is not valid PEM.
     pub(crate) fn collector(&self) -> anyhow::Result<Option<Collector>> {
         let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
         let ca = self.otlp_ca.as_deref().map(ca);

@@ -52,7 +52,8 @@ fn case(xml: &mut String, case: &Outcome) {
     xml.push_str("    </testcase>\n");
 }
 
-/// Escapes text for XML. Replaces characters that XML cannot represent, and other control characters, with U+FFFD.
+/// Escapes text for XML. Replaces characters that XML cannot represent, and control characters except line feeds and
+/// tabs, with U+FFFD.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -36,7 +36,7 @@ pub(super) struct Outcome {
     pub(super) line: usize,
     /// The verdict, or why the case cannot be run.
     pub(super) verdict: Result<Box<Verdict>, Unusable>,
-    /// The update of the expected result. `None` if the result cannot be updated, or already matches.
+    /// The update of the expected result. `None` if the result need not or cannot be updated.
     pub(super) update: Option<Update>,
 }
 

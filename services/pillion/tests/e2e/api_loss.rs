@@ -157,8 +157,8 @@ fn responses_survive_api_server_loss() {
         });
         known.await?;
         let took = back.elapsed();
-        // A watch of an object that does not change receives one event when the API server starts to listen, and then
-        // no event for 45 seconds.
+        // A watch whose objects do not change receives one event when the API server starts to listen, and then no
+        // event for 45 seconds.
         let ages = eventually(SOON, "all watches have received an event", async || {
             let ages = staleness(&rig).await?;
             let since = started.elapsed().as_secs_f64();

@@ -107,7 +107,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Waits until the first report is complete.
+    /// Waits until a report is complete.
     async fn wait_until_complete(&self) -> Result<()> {
         eventually(FOUND_WITHIN, "the report is complete", async || {
             ensure!(self.audited.borrow().report.is_complete);

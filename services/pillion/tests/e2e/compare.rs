@@ -113,7 +113,7 @@ impl Comparison {
         .await
     }
 
-    /// Creates one pod, without retries, in a cell that may exceed a limit. Describes the result.
+    /// Creates one pod with a dry run, without retries, in a cell that may exceed a limit. Describes the result.
     async fn probe(&mut self, cell: Cell) -> Result<String> {
         self.create_objects(cell).await?;
         let created = self.one_writer.create(Batch { pods: 1, injected: None, ..batch(cell, false)? }).await?;

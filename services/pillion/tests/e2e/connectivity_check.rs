@@ -1,5 +1,5 @@
-//! Tests replicas that are ready before API servers can reach them, as may happen right after an installation. The
-//! webhook rejects no pod until the connectivity check succeeds or times out.
+//! Tests replicas that are ready before API servers can reach them, as may happen right after an installation. No pod
+//! is rejected until the connectivity check succeeds or times out.
 
 #![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 

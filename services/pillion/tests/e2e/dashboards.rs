@@ -360,9 +360,9 @@ fn real_faults_fire_expected_alerts() {
             managed.rig.create("shop", &refused).await.is_err(),
             "no replica responds, and the namespace is required"
         );
-        // A counter that appears with its first event has a rate only after its second event.
         let wanted = ["PillionFailedOpen", "PillionPodsNotInjected"];
         wait_for_alerts(&prometheus, "a pod is created without a response", &wanted, &[]).await?;
+        // The counter of failed calls appears with its first event, and has a rate only after its second event.
         ensure!(managed.rig.create("shop", &refused).await.is_err());
         wait_for_alerts(&prometheus, "a pod is rejected", &["PillionCallsFail"], &[]).await?;
 

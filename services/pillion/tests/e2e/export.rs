@@ -1,5 +1,5 @@
 //! Exported policies on a real API server must make the same decisions as the engine: they accept and reject the same
-//! objects, with the same status.
+//! objects, with the same status, and add the same labels and annotations.
 
 mod cases;
 

@@ -99,8 +99,8 @@ fn cores() -> Result<Vec<u32>> {
     Ok(cores)
 }
 
-/// Assigns the replicas to one core, and all other processes to the other cores. Returns a description, or `None` if
-/// there is only one core.
+/// Assigns the replicas to one core, and the test, the API server and etcd to the other cores. Returns a description,
+/// or `None` if there is only one core.
 fn pin(rig: &mut Rig) -> Result<Option<String>> {
     let cores = cores()?;
     let Some((replicas, others)) = cores.split_first().filter(|(_, others)| !others.is_empty()) else {

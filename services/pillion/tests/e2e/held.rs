@@ -1,7 +1,7 @@
 //! Tests `held` namespaces with an installation of Pillion. While every replica is down, no pod is rejected, and no pod
-//! is scheduled without its sidecar. After the replicas return, the controller has all waiting pods recreated, even if
-//! its leader is killed in the meantime. The real Kubernetes controllers create the pods. Pillion's processes have only
-//! the permissions of their service accounts.
+//! is scheduled without its sidecar. After the replicas return, the controller has all waiting pods with an owner
+//! recreated, even if its leader is killed in the meantime. The real Kubernetes controllers create the pods. Pillion's
+//! processes have only the permissions of their service accounts.
 
 mod cluster;
 
@@ -23,7 +23,8 @@ use crate::load::print_figures;
 use crate::managed::RELEASE;
 use crate::rig::{PATIENCE, REQUEST_ANNOTATION, SOON, bare_pod, names};
 
-/// Maximum time from the return of the replicas until all pods that were created without them are injected.
+/// Maximum time from the return of the replicas until all pods with an owner that were created without replicas are
+/// injected.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn owner(pod: &Json) -> String {
@@ -151,7 +152,7 @@ fn held_pods_wait_until_replicas_recover() {
         .await?;
         cluster.kill_replicas().await?;
 
-        // The API server creates all pods, and each of them gets the scheduling gate.
+        // The API server creates all further pods, and each of them gets the scheduling gate.
         cluster.rig().control_plane.apply_yaml(&workloads()).await?;
         cluster.rig().create(HELD_NAMESPACE, &bare_pod("bare")).await?;
         let jobs: Api<Job> = Api::namespaced(client.clone(), HELD_NAMESPACE);

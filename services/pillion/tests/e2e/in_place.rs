@@ -502,8 +502,8 @@ fn rollout_is_paused_and_undone() {
         ensure!(back.message.as_deref() == Some("a user requested the previous revision"), "{back:?}");
         ensure!(shop.tags().await? == ["1".to_owned()].into(), "{:?}", shop.tags().await?);
 
-        // The profile is edited during a rollout: the next rollout begins from the first step, and returns to the
-        // revision that was promoted.
+        // The profile is edited during a rollout: the next rollout begins from the first step, and its previous
+        // revision is the promoted one.
         shop.roll_out("5", &steps, UpgradePhase::Baking).await?;
         let other = shop.roll_out("6", &steps, UpgradePhase::Baking).await?;
         ensure!((other.step, other.previous_revision.as_deref()) == (0, Some(&*first)), "{other:?}");

@@ -56,8 +56,8 @@ async fn create_pods(control_plane: &ControlPlane, pods: usize) -> Result<()> {
     stream::iter(0..pods).map(create).buffer_unordered(32).try_collect().await
 }
 
-/// Returns the API server's number of finished requests for pods, except those of kubelets. The simulated kubelets
-/// update only the subresource `status`, which is not counted.
+/// Returns the API server's number of finished requests for pods and their subresource `resize`. Requests for the
+/// subresource `status`, which the simulated kubelets update, are not counted.
 async fn requests(control_plane: &ControlPlane) -> Result<usize> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let text = control_plane.client().request_text(request).await?;

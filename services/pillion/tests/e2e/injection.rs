@@ -170,7 +170,8 @@ spec:
       - {name: agent, image: 'agent:1', restartPolicy: Always, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {cpu: '3', memory: 128Mi}}}
 ";
 
-/// The API server rejects a pod whose containers together request more than `spec.resources`, or have higher limits.
+/// The API server rejects a pod whose containers together request more than `spec.resources`, or of which a container
+/// has a higher limit than the pod.
 #[test]
 fn pod_with_pod_level_resources_is_accepted() {
     isolated_with_crds(|| async {

@@ -76,8 +76,8 @@ impl Sizes {
         })
     }
 
-    /// Returns whether a namespace opts in. About half of them do. Each profile is for the namespaces of one team. If the
-    /// number of profiles is even, every second namespace of each team opts in.
+    /// Returns whether a namespace opts in. About half of the namespaces do. Each profile is for the namespaces of one
+    /// team. If the number of profiles is even, every second namespace of each team opts in.
     fn is_opted_in(&self, namespace: usize) -> bool {
         (namespace + namespace / self.profiles).is_multiple_of(2)
     }

@@ -14,8 +14,8 @@ use pillion_testkit::{ControlPlane, Isolation, eventually};
 use crate::managed::{Managed, QUICK, controller};
 use crate::rig::{PATIENCE, bare_pod};
 
-/// The kinds that a leader lists. For pods and namespaces, also the number of objects that the test creates: more than
-/// one page of the leader's watches.
+/// The kinds whose lists the test checks. For pods and namespaces, also the number of objects that the test creates:
+/// more than one page of the leader's watches.
 const KINDS: [(&str, usize); 6] = [
     ("pods", 510),
     ("namespaces", 260),

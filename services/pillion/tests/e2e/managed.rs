@@ -149,7 +149,7 @@ impl Managed {
         .await
     }
 
-    /// Returns the number of certificates in the CA bundles. Fails unless all entries have the same bundle.
+    /// Returns the number of certificates in the CA bundle of each entry. Fails unless it is the same for all entries.
     pub(crate) async fn trusted_cas(&self) -> Result<usize> {
         let configuration = self.configurations().get(RELEASE).await?;
         let count = |entry: &MutatingWebhook| {

@@ -100,7 +100,8 @@ async fn grant(control_plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a namespace like the namespace controller, which does not run here, but does not delete its report.
+/// Deletes a namespace in place of the namespace controller, which does not run here. The objects in the namespace
+/// remain, including its report.
 async fn delete_namespace(control_plane: &ControlPlane, name: &str) -> Result<()> {
     control_plane.kubectl_ok(&["delete", "namespace", name, "--wait=false"]).await?;
     let finalize = format!("/api/v1/namespaces/{name}/finalize");

@@ -159,7 +159,7 @@ const CASES: &[Case] = &[
     ("controller", "list", "/pods", "", "", true),
     ("controller", "create", "/pods", "team-a", "", false),
     ("controller", "create", "/pods/exec", "team-a", "a", false),
-    // Only with the chart's value rollout.inPlace, which tests/chart.rs checks.
+    // The next four operations are permitted only with the chart's value rollout.inPlace, which tests/chart.rs checks.
     ("controller", "create", "/pods", NAMESPACE, "", false),
     ("controller", "patch", "/pods/resize", "team-a", "a", false),
     ("controller", "list", "policy/poddisruptionbudgets", "", "", false),

@@ -171,7 +171,7 @@ impl Cluster {
         pods.create(&PostParams::default(), &pod).await?;
         let status = json!({"status": {"phase": "Failed", "reason": "Evicted"}});
         pods.patch_status(EVICTED, &PatchParams::default(), &Patch::Merge(&status)).await?;
-        // The owner is added only now, because the ReplicaSet would delete one of two running pods.
+        // The owner is added only now, because the ReplicaSet would delete one of its pods if this one had not failed.
         self.rig.patch("shop", EVICTED, &json!({"metadata": {"labels": labels, "ownerReferences": owners}})).await?;
         Ok(())
     }

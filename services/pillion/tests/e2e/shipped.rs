@@ -175,8 +175,8 @@ async fn install(rig: &Rig, folders: &BTreeMap<String, PathBuf>) -> Result<usize
 
 /// Returns whether a profile conflicts with the other profiles on one pod, or rejects nearly all pods.
 fn excludes(folder: &str) -> bool {
-    // `linkerd` conflicts with the profile of the other mesh. `deny-env` rejects the variables that other profiles add,
-    // and `reserved-namespaces` rejects every pod.
+    // `linkerd` conflicts with the profile of the other mesh. `deny-env` rejects variables in the author's containers,
+    // such as those that other profiles add there. `reserved-namespaces` rejects every pod.
     ["linkerd", "deny-env", "reserved-namespaces"].contains(&folder)
 }
 

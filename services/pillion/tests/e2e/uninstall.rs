@@ -17,7 +17,7 @@ const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
 /// The page that documents how to delete a release if no job can run.
 const PAGE: &str = include_str!("../../../../charts/pillion/README.md");
 
-/// A component that is lost before the release is deleted.
+/// The component that is lost before the release is deleted, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
     Nothing,

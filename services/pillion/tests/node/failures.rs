@@ -159,7 +159,7 @@ fn failures_after_creation_are_explained() {
             println!("{object}: {}", failure.sentence);
         }
 
-        // The API server rejects the pods of these Deployments, so they are never created.
+        // The API server rejects the pods of these Deployments, so the Deployments have no pods.
         platform.kubectl(&["create", "quota", "none", "--namespace=full", "--hard=pods=0"]).await?;
         platform.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted"]).await?;
         for (namespace, profile, sentence) in [

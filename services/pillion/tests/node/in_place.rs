@@ -36,7 +36,8 @@ fn memory(cpu: &str) -> &'static str {
 /// Returns a profile that the controller rolls out to running pods. Its sidecar has no probe. The application is ready
 /// if the sidecar responds.
 fn rolled_out(tag: &str, cpu: &str) -> String {
-    // A busy kubelet reports the new resources of a pod only when it synchronizes the pod again, after up to 90 seconds.
+    // A busy kubelet reports the new resources of a pod only when it synchronizes the pod again, after up to 90
+    // seconds.
     let timeout = if ["missing", "crashing", "silent"].contains(&tag) { 30 } else { 180 };
     json!({
         "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "shipper"},

@@ -17,7 +17,8 @@ const LIMIT: Duration = Duration::from_mins(10);
 /// A regular expression for the commands of the page that this test skips, because the cluster, the image and the
 /// program already exist.
 const SKIPPED: &str = "^(just|kind|export) |oci://";
-/// A web server that logs requests in the same way as nginx, to the same file.
+/// The program of a web server that stands in for nginx. [`PAGE`] answers its requests, and logs them in nginx's format
+/// to nginx's log file.
 const NGINX: &str = "#!/sh
 trap 'exit 0' TERM
 httpd -f -p 80 -h /www &

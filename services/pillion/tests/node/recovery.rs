@@ -24,7 +24,7 @@ struct Outage {
     refused: usize,
     /// The time from the loss to the last creation that was rejected or had no sidecar.
     lasted: Duration,
-    /// The time from the loss until all replicas were available again.
+    /// The time from the loss until all replicas were available and no creation had failed for [`AT_LEAST`].
     complete: Duration,
 }
 

@@ -58,7 +58,7 @@ fn name(pod: &Pod) -> Result<&str> {
     pod.metadata.name.as_deref().context("no name")
 }
 
-/// Waits until the rollout has this state.
+/// Waits until `holds` returns true for the state of the rollout. Returns this state.
 async fn reaches(shop: &Shop<'_>, what: &str, mut holds: impl FnMut(&UpgradeStatus) -> bool) -> Result<UpgradeStatus> {
     let mut found = None;
     eventually(LIMIT, what, async || {
@@ -131,7 +131,7 @@ fn rollout_continues_after_edits_drain_and_deletion() {
             let arguments = ["annotate", "--overwrite", "clusterinjectionprofile", "shipper", value];
             platform.kubectl(&arguments).await
         };
-        // Otherwise, the controller could begin to change the pod before the user does.
+        // Pauses the rollout. Otherwise, the controller could begin to change the pod before the user does.
         steer("pillion.dev/rollout=pause").await?;
         reaches(&shop, "the rollout is paused", |status| {
             status.phase == UpgradePhase::Paused && status.upgrading == 0 && status.upgraded < status.pods

@@ -37,7 +37,8 @@ const UNDESCRIBED: [&str; 10] =
 /// Returns one line for each type in a pod template: `Type field:kind field:kind`.
 ///
 /// # Errors
-/// A field has an unknown type, or the document does not describe an allowed value.
+/// A field has an unknown type, the document does not describe an allowed value, or a field in [`VALUES`] does not
+/// exist.
 pub(crate) fn table(document: &str) -> Result<String> {
     let document: Json = serde_json::from_str(document).context("cannot parse the OpenAPI document")?;
     let schemas =

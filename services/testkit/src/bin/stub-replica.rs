@@ -1,6 +1,6 @@
 //! A substitute for the real binary in tests of the replica harness. It accepts the arguments of the harness, and
 //! prints the environment variable `GREETING`. `/readyz` reports readiness, and `/metrics` returns the arguments except
-//! its own address. It exits with code 5 on SIGTERM.
+//! `--metrics-listen`. It exits with code 5 on SIGTERM.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The processes of a control plane: stops, pauses and starts the API server. If the control plane is leased, its keeper
-//! does this.
+//! The processes of a control plane: stops, pauses and starts the API server. If the control plane is leased, its
+//! keeper does this.
 
 use std::path::PathBuf;
 

@@ -3,7 +3,8 @@
 //!
 //! After the last policy with a ConfigMap as its parameter is deleted, an API server reads no ConfigMap again until it
 //! restarts ([kubernetes#130887](https://github.com/kubernetes/kubernetes/issues/130887), docs/guardrails.md). So the
-//! policies of one test would not work in an API server that had policies of another test. This policy is never deleted.
+//! policies of one test would not work in an API server that had policies of another test. This policy is never
+//! deleted.
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ pub(crate) struct Difference {
     pub(crate) places: Vec<String>,
     /// The description of the difference.
     pub(crate) what: String,
-    /// Whether both lists have the same elements in a different order.
+    /// Whether only the order differs: the lists at this path have the same elements.
     pub(crate) is_order: bool,
 }
 

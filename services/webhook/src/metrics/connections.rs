@@ -58,7 +58,7 @@ pillion_api::labelled! {
         /// The handshake succeeded, and the connection is served.
         Ok => "ok",
         /// The client did not speak TLS, offered no common version or cipher, rejected the server's certificate, or
-        /// disconnected.
+        /// disconnected; or the server has no certificate yet.
         Failed => "failed",
         /// The handshake timed out.
         TimedOut => "timed_out",
@@ -168,7 +168,7 @@ impl ConnectionMetrics {
     }
 }
 
-/// Counts reloads of certificates by result.
+/// Counts checks that found the certificate's files or Secret changed, missing or unreadable, by result.
 #[derive(Clone, Debug)]
 pub struct ReloadMetrics {
     results: Counters<{ ReloadResult::ALL.len() }>,

@@ -131,7 +131,7 @@ impl Durations {
         Self(Self::OUTCOMES.map(|outcome| family.get_or_create_owned(&OutcomeLabel { outcome })))
     }
 
-    /// Records a duration. If the request's trace is sampled, it becomes the exemplar of the bucket.
+    /// Records a duration. If the request's trace is sampled, the trace becomes the exemplar of the bucket.
     #[expect(
         clippy::indexing_slicing,
         reason = "`outcome as usize` is the index in OUTCOMES, and its last element is for failed requests"

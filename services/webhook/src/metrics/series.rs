@@ -1,8 +1,8 @@
 //! Counters for names that are created and deleted, such as those of profiles. Also counts requests by tenant.
 //!
 //! Each name can have a slot with counters. Counting takes no lock: a name's slot is looked up in a map that is
-//! replaced as a whole, and a name without a slot is counted as [`OTHER`]. Only the first count of a new name takes a
-//! lock, to assign a slot.
+//! replaced as a whole. Only the first count of a new name takes a lock, to assign a slot. While all slots are taken,
+//! further names are counted as [`OTHER`].
 //!
 //! A scrape releases a slot if an earlier scrape found its name deleted at least [`GRACE`] ago. By then, every
 //! Prometheus server has scraped the last value of the slot. The value is not added to [`OTHER`], where it would look

@@ -95,7 +95,7 @@ enum Usage {
     Queued { class: u64, cost: u64, began: Start },
 }
 
-/// The beginning of a decision on a queued request. This is not the clock that tests pause.
+/// The beginning of a decision on a queued request. Its times come from real clocks, which tests cannot pause.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     wall: ActualInstant,
@@ -151,7 +151,8 @@ impl DecisionQueue {
     }
 
     /// Queues a request of this class and cost. Waits for its permit until the deadline. Also returns an error if the
-    /// queue is full, or if a later request displaces this one.
+    /// queue is full, if the class has its maximum number of requests in the queue, or if a later request displaces
+    /// this one.
     pub(super) async fn queued(self: &Arc<Self>, class: u64, cost: u64, deadline: Deadline) -> Result<Permit, Shed> {
         let (sender, permit) = oneshot::channel();
         let (ticket, displaced) = {

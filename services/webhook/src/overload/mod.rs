@@ -1,5 +1,5 @@
-//! Sheds load fairly. Every wait is bounded, queues are fair between tenants, and a request that cannot be answered in
-//! time is rejected at once.
+//! Sheds load fairly. Every wait is bounded, queues are fair between tenants, and a request is rejected when its queue
+//! is full or its deadline passes.
 //!
 //! A request passes these parts in order: its `Deadline`, the limits on `unfinished` bodies, a `RequestPermit`, and a
 //! `Permit` to compute from one of the `decision_queue`s. Each decision queue contains a `fair` queue. Its classes are
@@ -40,8 +40,8 @@ pub(crate) const SMALL: usize = 128 * 1024;
 /// The fixed part of a request's cost, to which the size of its body in bytes is added. Even the decision on a small
 /// pod takes time.
 const BASE_COST: u64 = 4096;
-/// An upper bound on the time of a decision: four budgets of expressions take some 40 ms, and a large body takes some
-/// 10 ms.
+/// An upper bound on the time of a decision. Expressions take some 40 ms if they use up all four budgets: one for the
+/// cluster profiles and one for those of the namespace, each for two purposes. A large body takes some 10 ms.
 const LONGEST_DECISION: Duration = Duration::from_millis(100);
 /// The increase of the niceness of the threads for large bodies. On a busy machine, each of these threads gets about a
 /// tenth of a core.
@@ -90,7 +90,7 @@ pub struct OverloadSettings {
     pub max_queued_profiles: usize,
     /// Maximum number of concurrent decisions on queued requests with small bodies. Large bodies have half as many
     /// threads (at least one), separate from the runtime. `None`: the number of workers of the runtime in which the
-    /// router is created.
+    /// router is created, or the number of cores if there is no runtime.
     pub workers: Option<usize>,
     /// Maximum number of small requests that each worker decides on arrival before further ones are queued in a fair
     /// order. Long decisions count as several. Default: 8.
@@ -251,7 +251,8 @@ pub(crate) const fn is_large(body: &Bytes) -> bool {
     body.len() > SMALL
 }
 
-/// Returns a function that runs `work` on another thread while it holds the permit.
+/// Returns a function that runs `work` while it holds the permit. The permit measures from the start of the call, on
+/// the calling thread.
 fn with_permit<T>(mut permit: Permit, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     move || {
         permit.restart();
@@ -439,7 +440,8 @@ mod tests {
         assert!(futures::poll!(first.as_mut()).is_pending());
         assert!(futures::poll!(second.as_mut()).is_pending() && futures::poll!(third.as_mut()).is_pending());
         let time = Duration::from_millis(10);
-        // Each thread has a clock of its own. Measured from the time of this thread, the work would be free.
+        // Each thread has its own clock of processor time. If the start were read from this thread's clock, the work
+        // would seem to be free.
         decision_queue::compute_for(2 * time);
         let permit = first.await.unwrap();
         overload.offload(permit, move || decision_queue::compute_for(time)).await.unwrap();

@@ -22,7 +22,8 @@ const LONGEST: Duration = Duration::from_hours(24);
 pub(crate) struct Deadline(pub(crate) Instant);
 
 impl Deadline {
-    /// Returns the deadline of a request whose head has just arrived. `query` is the query of its URL.
+    /// Returns the deadline of a request whose head has just arrived: its timeout minus the margin. `query` is the
+    /// query of its URL.
     pub(crate) fn of(query: Option<&str>, settings: &OverloadSettings) -> Self {
         let timeout = timeout(query, settings).min(LONGEST);
         Self(Instant::now() + timeout.saturating_sub(settings.margin.min(timeout / 5)))
@@ -127,8 +128,8 @@ fn namespace(body: &[u8]) -> Option<&[u8]> {
 struct EnvelopePeek<'b>(&'b [u8]);
 
 impl<'b> EnvelopePeek<'b> {
-    /// Enters the object that is next, and advances to the value of the member `name`. `None` if the object has no such
-    /// member.
+    /// Enters the object that is next, and advances to the value of the member `name`. `None` if the next value is not
+    /// an object, or has no such member within the inspected bytes.
     fn member(&mut self, name: &[u8]) -> Option<()> {
         self.token(b'{')?;
         loop {
@@ -170,7 +171,7 @@ impl<'b> EnvelopePeek<'b> {
         text.get(..end)
     }
 
-    /// Consumes the next string, and returns it. `None` if the string has escapes.
+    /// Consumes the next string, and returns it. `None` if the string is incomplete or has escapes.
     fn plain_string(&mut self) -> Option<&'b [u8]> {
         self.string().filter(|text| !text.contains(&b'\\'))
     }

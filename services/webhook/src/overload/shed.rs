@@ -18,7 +18,8 @@ pillion_api::labelled! {
         /// Too many bodies were incomplete, in total or from one client address, and the request's body was the oldest
         /// of them.
         Unfinished => "incomplete_body",
-        /// The queue for permits is full, or a later request displaced this one from the full queue.
+        /// The queue for permits is full, or a later request displaced this one from the full queue. For the review of
+        /// a profile, also: the client address has its maximum number of queued reviews.
         QueueFull => "queue_full",
         /// The request's namespace has its maximum number of queued requests.
         TenantQueueFull => "tenant_queue_full",

@@ -306,9 +306,9 @@ impl Activity {
         }
     }
 
-    /// Returns the time by which the client must have read its pending responses. `None`: no response is pending, and
-    /// the socket accepts all data. If several responses are pending and exceed the limit in bytes, this time has
-    /// already passed.
+    /// Returns the time by which the client must have read its oldest pending response, or the time by which the socket
+    /// must accept all data, whichever is earlier. `None`: no response is pending, and the socket accepts all data. If
+    /// several responses are pending and exceed the limit in bytes, the returned time has already passed.
     fn reader_deadline(&self, settings: &ServerSettings) -> Option<Instant> {
         let at = |since: u64, bytes: u64| {
             let transfer_time = bytes.saturating_mul(1000) / MIN_RATE;
@@ -355,7 +355,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// Marks a response as pending. It is dropped together with the response's bytes.
+/// Marks a response as pending. This guard is dropped together with the response's bytes.
 struct PendingResponseGuard {
     activity: Arc<Activity>,
     number: u64,

@@ -2,7 +2,8 @@
 //!
 //! The API server pools connections for 90 seconds, and does not retry a POST that it sent on a closing connection. So
 //! a draining server continues to accept connections and to answer requests. It asks each client by `Connection: close`
-//! (HTTP/2: GOAWAY) to connect elsewhere. It ends when no connection is left, or at the deadline of the drain.
+//! (HTTP/2: GOAWAY) to connect elsewhere. It ends when a minimum time has passed and no connection is left, or at the
+//! deadline of the drain.
 
 mod connection;
 mod connection_permits;
@@ -45,7 +46,7 @@ const ACCEPT_QUIET: Duration = Duration::from_secs(5);
 /// kernel's queue.
 const BACKLOG: usize = 1024;
 /// How long before the end of a drain the server closes idle connections. Requests in flight then have this time to be
-/// answered. The time is at most a tenth of the drain.
+/// answered. The time is at most a tenth of the drain's maximum duration.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
 /// The random variation of a connection's maximum age, as a fraction. It prevents all clients from reconnecting at
 /// once.
@@ -66,18 +67,19 @@ pub struct ServerSettings {
     /// closes the connection first: if the server did, the client might be sending a request at that moment. If a
     /// required certificate of the client is missing or not accepted, the handshake timeout applies instead.
     pub idle_timeout: Duration,
-    /// Maximum time from a request's head to its response. The routes have shorter limits, so this one is only a
-    /// safeguard.
+    /// Maximum time from a request's head to its response. On HTTP/2, the time starts again whenever a request on the
+    /// connection begins or is answered. The routes have shorter limits, so this one is only a safeguard.
     pub request_timeout: Duration,
     /// How long a response may wait until its client reads it. For each 256 KiB of the response, the client has one
     /// second more.
     pub response_timeout: Duration,
     /// Maximum number of bytes of all pending responses on one connection. A single pending response may have any size.
     pub max_pending_response_bytes: usize,
-    /// Maximum number of concurrent connections. If it is reached, the address with the most connections loses one to a
-    /// new client, unless the new client would then have as many connections itself. If no connection can be closed for
-    /// the new client, its new connection is closed. A connection with an accepted client certificate is never closed
-    /// for a new client.
+    /// Maximum number of concurrent connections. If it is reached, a new connection replaces one of the address with
+    /// the most connections, if that address has at least two more than the new connection's address. If this is not
+    /// possible and the new connection's address has no other, the new connection replaces one whose handshake or
+    /// request is incomplete. Otherwise, the new connection is closed. A connection with an accepted client certificate
+    /// is never replaced.
     pub max_connections: usize,
     /// The age at which the server asks the client to reconnect, so that new replicas get their share of load. The
     /// actual age varies by up to 20 per cent. `None`: no maximum age.
@@ -90,8 +92,8 @@ pub struct ServerSettings {
     /// The size of the operating system's send buffer for a connection, in bytes. Linux allocates twice this size.
     /// Without this setting, the buffer grows up to some MiB, although a response has a few KiB.
     pub send_buffer_bytes: usize,
-    /// Maximum size, in bytes, of a connection's buffer in each direction. On HTTP/1.1, the head of a request must fit
-    /// into it. On HTTP/2, it is the size of the send buffer of each stream.
+    /// On HTTP/1.1, the maximum size, in bytes, of a connection's buffer in each direction. The head of a request must
+    /// fit into it. On HTTP/2, the maximum size of the send buffer of each stream.
     pub max_buffer_bytes: usize,
     /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
@@ -227,8 +229,8 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// Serves until `drain` is cancelled. Then drains, and returns once all connections have ended or the deadline has
-    /// passed.
+    /// Serves until `drain` is cancelled. Then drains for at least the minimum time, and returns once all connections
+    /// have ended or the deadline has passed.
     pub async fn run(self, drain: CancellationToken) -> Drained {
         let Self { listener, app, settings, tls, metrics } = self;
         let drain = Drain::when(drain);
@@ -292,7 +294,7 @@ impl Connections {
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => self.spawn(stream, peer),
-                // The error concerns only this connection, so the server accepts the next one at once.
+                // The error concerns only one connection, so the server accepts the next one at once.
                 Err(error) if affects_one_connection(&error) => {
                     tracing::debug!(%error, "a connection could not be accepted");
                 }
@@ -465,7 +467,7 @@ pub(crate) struct Retire {
     drain: Drain,
 }
 
-/// Whether the server is draining. Each response reads the flag, and tasks wait for the token.
+/// Whether the server is draining. Each HTTP/1.1 response reads the flag, and tasks wait for the token.
 #[derive(Clone, Debug)]
 struct Drain {
     flag: Arc<AtomicBool>,

@@ -131,7 +131,8 @@ const OMITTED_ZERO: [&str; 6] =
 const MAPS: [&str; 6] = ["annotations", "labels", "limits", "matchLabels", "nodeSelector", "requests"];
 
 /// Removes zero values that the API's types omit: `false` in the fields [`OMITTED_FALSE`], 0 in the fields
-/// [`OMITTED_ZERO`], and empty strings. The peers deserialize objects into these types and serialize them again.
+/// [`OMITTED_ZERO`], and empty strings, but no values in [`MAPS`]. The peers deserialize objects into these types and
+/// serialize them again.
 pub(crate) fn remove_omitted(value: &mut Json) {
     match value {
         Json::Object(members) => {

@@ -83,7 +83,8 @@ fn is_settings(path: &Path) -> bool {
     path.file_stem().is_some_and(|stem| Path::new(stem).extension().is_some_and(|extension| extension == "iop"))
 }
 
-/// Creates a case for each workload of a file.
+/// Creates a case for each workload of a file. If a file cannot be read, or the result has a different number of
+/// workloads or none, creates one failed case.
 fn pairs(
     name: &str,
     workload: &Path,

@@ -2,9 +2,10 @@
 //! webhook, and `cli/` has workloads with the results of its command line.
 //!
 //! The names of files determine which patch belongs to a pod and a namespace. A patch matches a pod whose name contains
-//! all parts of the patch's name. If several match, the patch with the most parts is chosen. Some patches change only
-//! annotations. The peer's tests never inject into a pod whose name shares a part with such a patch or with a namespace
-//! that has settings. Such a pod tests only the annotations.
+//! all parts of the patch's name. If the namespace has settings, the parts of its name count, too. If several match,
+//! the patch with the most parts is chosen. Some patches change only annotations. The peer's tests never inject into a
+//! pod whose name shares a part with such a patch or with a namespace that has settings. Such a pod tests only the
+//! annotations.
 //!
 //! `inject_X.golden.yml` is the result of `inject_X.input.yml`, or of the input whose name is a prefix of the result's
 //! name. In the latter case, no file contains the flags of the command. `inject_X.values.yml` has settings of `X`, by
@@ -303,7 +304,8 @@ struct CommandLineFiles<'f> {
     values: Option<&'f Path>,
 }
 
-/// Creates a case for each workload of a file. A file without workloads results in no case.
+/// Creates a case for each workload of a file. A file without workloads results in no case. If a file cannot be read,
+/// or the result has workloads, but a different number of them, creates one failed case.
 fn command_line_cases(
     label: &str,
     files: &CommandLineFiles<'_>,
@@ -358,7 +360,8 @@ fn fill_workload_namespace(pod: &mut Json, namespace: &str) {
     }
 }
 
-/// Returns the last error message of the peer's command line. `None` if there is no `.golden.stderr` file.
+/// Returns the last error message of the peer's command line. `None` if there is no `.golden.stderr` file, or if it is
+/// empty.
 fn golden_error(golden: &Path) -> Option<String> {
     let stderr: PathBuf = golden.with_file_name(name(golden).replace(".golden.yml", ".golden.stderr"));
     let messages = text(&stderr).ok()?;

@@ -6,7 +6,8 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::peers::workloads::{Parameters, argument_after, container, container_in, strings};
 
-/// Variables of the proxy: the variable, the annotation that overrides it, and the parameter.
+/// Variables of the proxy: the variable, the annotation that overrides it (without its domain; empty if there is none),
+/// and the parameter.
 const PROXY_ENV: [(&str, &str, &str); 16] = [
     ("_l5d_ns", "", "controlPlane"),
     ("_l5d_trustdomain", "", "trustDomain"),

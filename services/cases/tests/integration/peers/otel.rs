@@ -164,8 +164,8 @@ impl Installed {
         Metadata { name: Some(name.to_owned()), labels: map("labels"), annotations: map("annotations") }
     }
 
-    /// Returns the `Instrumentation` that the value of an annotation selects: the only one of the namespace, or one
-    /// by name.
+    /// Returns the `Instrumentation` that the value of an annotation selects: the only one of the namespace, or one by
+    /// name. If the namespace has none, looks in all namespaces.
     fn instrumentation(&self, requested: &str, namespace: &str) -> Option<&Json> {
         let namespace_of = |found: &Json| string(found, "/metadata/namespace").unwrap_or("default").to_owned();
         let (of, name) = match requested.split_once('/') {

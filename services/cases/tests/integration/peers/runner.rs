@@ -35,7 +35,8 @@ pub(crate) struct RunnableCase {
     /// Alternative cases; one of them must have the expected result. Usually there is a single case.
     pub(crate) cases: Vec<Case>,
     pub(crate) expected: Vec<Expected>,
-    /// Whether the settings were inferred from the result, because no file contains them.
+    /// Whether settings were inferred from the result, or the expected result was guessed, because no file determines
+    /// them.
     pub(crate) has_inferred_settings: bool,
     /// The case with inferred settings, for a second attempt if the result differs.
     pub(crate) with_inferred_settings: Option<Case>,
@@ -350,7 +351,8 @@ pub(crate) struct Results {
     explained: Vec<(String, String)>,
     /// The names of failed cases, each with the reason.
     failed: Vec<(String, String)>,
-    /// Cases that are equal although a difference is explained. A folder may have only some of the explained cases.
+    /// Cases that are equal although a difference is explained. An explained case that the folder does not have is not
+    /// in this list.
     unneeded: Vec<String>,
     at_least: Option<usize>,
 }

@@ -27,7 +27,7 @@ struct ApiServer {
     containers: usize,
     /// Number of requests for whole pods so far.
     reads: AtomicUsize,
-    /// Number of concurrent requests for whole pods, and its maximum.
+    /// Number of concurrent requests for whole pods. `most` is the highest number so far.
     concurrent: AtomicUsize,
     most: AtomicUsize,
 }

@@ -52,7 +52,7 @@ pub struct CaSecret {
 /// Why the Secret is corrupt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CorruptSecret {
-    /// The format is unknown.
+    /// The format is missing or unknown.
     #[error("its format is not {FORMAT_1}")]
     Format,
     /// The record is missing or unreadable.

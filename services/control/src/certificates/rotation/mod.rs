@@ -9,7 +9,7 @@
 //!   compromised, it remains trusted for an additional time.
 //! - All state between steps is in three objects: the *record* (a Secret with the CAs and the [`Phase`]), the Secret
 //!   with the serving certificate, and the webhook configuration. The next leader continues from there.
-//! - Each step writes one object, or the two webhook configurations. Each write is guarded by the object's
+//! - A step writes at most one object, or the two webhook configurations. Each write is guarded by the object's
 //!   `resourceVersion` and by an *epoch*. The epoch grows with each write of the record, and is written into the other
 //!   objects. If an object has a later epoch than the record that a leader read, this leader is outdated and observes
 //!   again.
@@ -91,7 +91,7 @@ pillion_api::labelled! {
 pub struct Ca {
     /// The number of the CA.
     pub generation: Generation,
-    /// When the CA was created. Its certificate may be used from then on.
+    /// When the CA was created. The validity of its certificate begins somewhat earlier.
     pub created: Timestamp,
     /// End of the validity of the CA's certificate.
     pub not_after: Timestamp,
@@ -129,7 +129,7 @@ impl Record {
         self.phase >= Phase::Switched
     }
 
-    /// Returns the CA that signs now. `None` while the active CA is lost and the next one is not trusted yet.
+    /// Returns the CA that signs now. `None` if the active CA is lost and the next one does not sign yet.
     #[must_use]
     pub fn signer(&self) -> Option<Ca> {
         if self.has_switched() { self.next } else { self.active }
@@ -223,7 +223,7 @@ pub enum Configuration {
         /// The epoch of the record for which the configuration was written.
         epoch: u64,
     },
-    /// No configuration exists, since an administrator disabled the webhooks.
+    /// An administrator disabled the webhooks, so the controller removes the configurations.
     WebhooksDisabled,
     /// The configuration exists, with this bundle.
     Present(Bundle),

@@ -279,7 +279,8 @@ impl Plan<'_> {
     }
 
     /// If the serving certificate is not the required one or must be renewed, returns the step that replaces it, or a
-    /// step that waits while the clock is wrong. Otherwise, or if the CA cannot sign, returns `None`.
+    /// step that waits while the clock is wrong. Otherwise, returns `None`. Also returns `None` if no CA may sign, or
+    /// if the clock is right and the CA has no key.
     fn serving_certificate(&self) -> Option<Step> {
         let Some(signer) = self.record.signer() else {
             // The signing CA is lost and the next one is not trusted yet, so the replicas keep their certificate.

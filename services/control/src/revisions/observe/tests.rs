@@ -47,7 +47,7 @@ fn revisions_belong_to_name_namespace_and_uid() {
     assert_eq!(revisions(&store, &ProfileName::cluster("proxy-two"), "2"), ["cc33"]);
     assert_eq!(revisions(&store, &ProfileName::namespaced("shop", "proxy"), "1"), ["dd44"]);
 
-    // A new list of one scope does not change the other scope.
+    // A new list of the revisions of cluster profiles does not change those of namespaced profiles.
     store.update_revisions(Change::Restarted, true);
     store.update_revisions(Change::Listed(object(None, "proxy-ee55", "1")), true);
     store.update_revisions(Change::ListComplete, true);

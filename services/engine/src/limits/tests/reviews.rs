@@ -10,7 +10,7 @@ use crate::profile::{CompiledProfile, ProfileName, compile};
 use crate::review::{Decided, Endpoint, Facts, RecordTrust, Review};
 use crate::snapshot::{ProfileSet, Snapshot};
 
-/// Creates a tenant's profile with literal values.
+/// Creates a tenant's profile, whose literal values the compiler checks.
 fn tenants(name: &str, spec: &Json) -> Arc<CompiledProfile> {
     let spec = serde_json::from_value(spec.clone()).unwrap();
     Arc::new(compile(&ProfileName::namespaced("team-a", name), &spec).unwrap())

@@ -15,7 +15,7 @@ use crate::profile::{CompiledProfile, ProfileSource};
 use crate::review::{Endpoint, Facts, Review};
 use crate::snapshot::{Namespace, ProfileSet, Snapshot};
 
-/// Cluster profiles by name. Null marks an invalid profile.
+/// Cluster profiles by name. `None` marks an invalid profile.
 pub(crate) struct Library(BTreeMap<String, Option<ProfileSpec>>);
 
 impl Library {
@@ -637,7 +637,7 @@ fn child_with_own_fields_has_tenant_limits() {
         let limited = compiled(&own(), text, &library).unwrap();
         assert_eq!((limited.limits(), limited.is_limited()), (Limits::Tenant, true), "{more}");
     }
-    // Expressions of a namespaced profile must not use lookups or the target of a cluster profile.
+    // A namespaced profile that sets more than values must not inherit lookups or the target of a cluster profile.
     let parent = json!({
         "lookups": [{"name": "l", "version": "v1", "resource": "configmaps"}],
         "target": {"group": "example.com", "version": "v1", "resources": ["things"]},

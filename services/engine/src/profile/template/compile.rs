@@ -541,8 +541,7 @@ fn is_plain(value: &Json) -> bool {
     }
 }
 
-/// Whether a value is always present and contains no expression. In a map with directives, only `$when` and `$value`
-/// are checked.
+/// Whether a value is always present and contains no expression. In a map, only `$when` and `$value` are checked.
 fn is_constant(value: &Json) -> bool {
     match value {
         Json::Object(fields) => !fields.contains_key("$when") && fields.get("$value").is_none_or(is_constant),

@@ -99,11 +99,11 @@ pub(crate) enum Choice<T> {
 /// The rule for a template value that differs from the object's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConflictRule {
-    /// Maps merge. For other values, the object's value is kept.
+    /// Maps and keyed lists merge. For other values, the object's value is kept.
     Merge,
     /// The object's whole value is kept.
     Keep,
-    /// Maps merge. For other values, the profile's value is used.
+    /// Maps and keyed lists merge. For other values, the profile's value is used.
     Replace,
     /// The profile is not applied to the object.
     Fail,
@@ -147,7 +147,7 @@ pub(crate) enum JoinFormat {
     Text,
     /// JSON: objects and arrays are merged.
     Json,
-    /// JSON if the existing value is JSON. Otherwise, a string that is split at the separator.
+    /// JSON if the existing value is a JSON object or array. Otherwise, a string that is split at the separator.
     Auto,
 }
 

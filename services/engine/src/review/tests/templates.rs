@@ -131,8 +131,8 @@ fn conflict_follows_rule_of_template() {
     let originals = json!([["/metadata/labels/tier", "mine"], ["/spec/terminationGracePeriodSeconds", 5]]);
     assert_eq!(record["profiles"][0]["replaced"], originals);
 
-    // A second pass changes nothing, even if the profile's selector matches the replaced label. If another writer
-    // changed a value after the first pass, the second pass replaces it again.
+    // A second pass changes nothing, even if the profile's selector matches only the original value of a replaced
+    // label. If another writer changed a value after the first pass, the second pass replaces it again.
     let mut selective = overriding("Replace");
     selective["objectSelector"] = json!({"matchLabels": {"tier": "mine"}});
     let first = inject(&object, &[("p", selective.clone())]);

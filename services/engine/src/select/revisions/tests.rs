@@ -128,7 +128,7 @@ fn larger_share_keeps_all_workloads() {
         before = now;
     }
     assert_eq!((among(0, "proxy").len(), among(100, "proxy").len()), (0, 10_000));
-    // Each profile's rollout selects different workloads: two shares of 10 % have about 1 % in common.
+    // The rollouts of different profiles select workloads independently: two shares of 10 % have about 1 % in common.
     let (proxy, logger) = (among(10, "proxy"), among(10, "logger"));
     let both = proxy.iter().filter(|name| logger.contains(name)).count();
     assert!((50..200).contains(&both), "{both}");

@@ -1,5 +1,6 @@
 //! Converts the configuration of other injectors to profiles. The conversions take and return values, and report
-//! problems by document and path. They read no files, so that tests of other crates can include this module.
+//! problems by document and path. They read no files and use no other module of this crate, so tests of other crates
+//! can include this module.
 
 pub(crate) mod morvencao;
 pub(crate) mod opentelemetry;

@@ -41,7 +41,7 @@ struct Language {
     parameters: &'static [(&'static str, &'static str)],
 }
 
-/// The [`Language::parameters`] of most languages.
+/// The [`Language::parameters`] of `nodejs`, `python` and `dotnet`.
 const AGENT: &[(&str, &str)] = &[("image", "image"), ("env", "languageEnv"), ("resourceRequirements", "resources")];
 
 /// All languages with shipped profiles.

@@ -323,7 +323,7 @@ fn path_beside(file: &str, name: &str) -> String {
 }
 
 /// Merges a configuration into its parent. An element of the child replaces the parent's element with the same name, at
-/// the same position. The host aliases of both are kept.
+/// the same position. The host aliases of both are kept. Other fields of the child replace those of the parent.
 fn merge_inherited(mut parent: Fields, child: Fields) -> Fields {
     for (key, value) in child {
         match (parent.get_mut(&key), value) {

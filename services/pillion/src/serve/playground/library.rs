@@ -146,7 +146,7 @@ impl Library {
 }
 
 impl Reader {
-    /// Reads a file; `None` if it is too large, unreadable, or not a regular file.
+    /// Reads a file; `None` if it exceeds a size limit, cannot be read, or is not a regular file.
     fn text(&mut self, file: &Path) -> Option<String> {
         let metadata = fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
         let left = self.left.checked_sub(metadata.len()).filter(|_| metadata.len() <= MAX_FILE_BYTES)?;

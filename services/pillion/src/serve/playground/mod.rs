@@ -112,7 +112,7 @@ impl Playground {
         let worked = async {
             let slot = Arc::clone(&self.runs).acquire_owned().await?;
             let worked = tokio::task::spawn_blocking(move || {
-                // Released when the work is done, even if the client is no longer waiting.
+                // Kept until the work is done, even if the client has disconnected.
                 let _slot = slot;
                 work(&self, &given_up).map(|done| serde_json::to_vec(&done))
             });
@@ -234,7 +234,7 @@ impl Asset {
 /// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The `Host` is not a name of this machine.
+    /// The `Host` is missing or is given more than once, or a host of the request is not a loopback name or address.
     Host,
     /// The request comes from another page.
     CrossOrigin,

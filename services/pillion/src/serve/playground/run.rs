@@ -91,7 +91,7 @@ pub(super) struct Injected {
 pub(super) struct Pod {
     name: String,
     pub(super) decision: DecisionView,
-    /// The message of a validation that rejects the injected pod.
+    /// The message of the decision that rejects the pod, or of a validation that rejects the injected pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
     /// Warnings of validations.

@@ -31,8 +31,8 @@ pub(super) struct Cell {
 
 /// The number of idle profiles or policies in the cells that have any.
 const IDLE: usize = 1_000;
-/// The number of applying profiles or policies in the cells that exceed limits. In each of these cells, only one pod is
-/// created.
+/// The number of applying profiles or policies in the cells that exceed limits. These cells are not measured: their
+/// pods are created only to describe the result.
 const BEYOND_LIMITS: usize = 1_000;
 
 impl Side {

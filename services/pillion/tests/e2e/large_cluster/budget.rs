@@ -30,7 +30,7 @@ pub(super) const LEADER_BUSY: f64 = 150.0;
 /// one every two seconds, and plans all profiles after each result.
 pub(super) const LEADER_IDLE: f64 = 25.0;
 
-/// The processor time of processes that wait, in percent of a core.
+/// The processor time of a replica without requests, and of the controller on standby, in percent of a core.
 pub(super) const WAITING: f64 = 5.0;
 
 /// The bytes that the leader receives for a created pod: two events with the pod's metadata. In a first stage with few

@@ -82,7 +82,7 @@ pub(super) struct Traffic {
 
 #[derive(Debug, Default)]
 struct Received {
-    /// The last number of bytes of each connection: the process and its local address.
+    /// The last number of received bytes of each connection, by process and local address.
     connections: HashMap<(u32, String), u64>,
     processes: HashMap<u32, u64>,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pillion_testkit::dice::Dice;
 use serde_json::{Value as Json, json};
 
-/// The namespaces, each with its labels and annotations. In all of them except `plain`, pods are injected.
+/// The namespaces, each with its labels and annotations. All of them except `plain` are opted in.
 pub(super) fn namespaces() -> Json {
     let namespace = |name: &str, labels: Json, annotations: Json| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels, "annotations": annotations}});
     let enabled = json!({"pillion.dev/injection": "enabled"});
@@ -24,7 +24,7 @@ pub(super) fn namespaces() -> Json {
     json!({"apiVersion": "v1", "kind": "List", "items": items})
 }
 
-/// The namespaces in which only profiles of the safety net apply.
+/// The namespaces of the pods to which only profiles of the safety net apply. None of them has profiles of its own.
 const COVERED: [&str; 4] = ["shop", "bank", "asking", "plain"];
 
 /// The number of profiles that the policy covers.

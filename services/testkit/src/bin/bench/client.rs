@@ -1,4 +1,5 @@
-//! Sends one request and checks its response, before the measurements start.
+//! Sends a request and checks its response. This happens once for each webhook before its times are measured, and for
+//! all requests to a server with a full cluster before its memory is measured.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
