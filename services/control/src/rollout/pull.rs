@@ -240,12 +240,14 @@ async fn delete(pods: &Api<Pod>, name: &str) -> kube::Result<()> {
     }
 }
 
-/// Returns the pull policy of the changed container.
-fn pull_policy<'p>(pod: &'p DynamicObject, change: &ContainerChange) -> &'p str {
+/// Returns the pull policy for the pod that pulls the image of the changed container. It is never `Never`, because that
+/// pod must pull an image that the node lacks.
+fn pull_policy(pod: &DynamicObject, change: &ContainerChange) -> &'static str {
     let containers = pod.data.pointer("/spec").and_then(|spec| spec.get(change.list.field())?.as_array());
     let mut found =
         containers.into_iter().flatten().filter(|one| one.get("name").is_some_and(|name| *name == change.name));
-    found.next().and_then(|container| container.get("imagePullPolicy")?.as_str()).unwrap_or_default()
+    let policy = found.next().and_then(|container| container.get("imagePullPolicy")?.as_str());
+    if policy == Some("Always") { "Always" } else { "IfNotPresent" }
 }
 
 /// Whether the node reports the image. A node reports only its largest images, and not every user may read nodes.
@@ -275,7 +277,6 @@ fn name(node: &str, image: &str, policy: &str, site: &PullSite) -> String {
 
 /// Returns the pod that pulls an image. It complies with the `restricted` Pod Security Standard.
 fn puller(node: &str, image: &str, policy: &str, site: &PullSite) -> Value {
-    let policy = if policy == "Always" { "Always" } else { "IfNotPresent" };
     json!({
         "metadata": {
             "name": name(node, image, policy, site),
@@ -326,6 +327,8 @@ fn progress(status: &Value) -> ImageState {
 
 #[cfg(test)]
 mod tests {
+    use pillion_engine::in_place::ContainerList;
+
     use super::*;
 
     #[test]
@@ -361,6 +364,29 @@ mod tests {
             begin("third", ImageState::Waiting) && !begin("fourth", ImageState::Waiting),
             "the limit of all namespaces"
         );
+    }
+
+    #[test]
+    fn pulls_even_if_container_never_pulls() {
+        let site = PullSite { namespace: "pillion-system".to_owned(), secrets: json!([]), service_account: None };
+        let change = ContainerChange {
+            list: ContainerList::InitContainers,
+            name: "proxy".to_owned(),
+            image: None,
+            resources: None,
+        };
+        for (of_container, expected) in
+            [(json!("Never"), "IfNotPresent"), (Value::Null, "IfNotPresent"), (json!("Always"), "Always")]
+        {
+            let pod = json!({
+                "metadata": {"name": "web"},
+                "spec": {"initContainers": [{"name": "proxy", "imagePullPolicy": of_container}]},
+            });
+            let policy = pull_policy(&serde_json::from_value(pod).unwrap(), &change);
+            let puller = puller("one", "a:1", policy, &site);
+            assert_eq!((policy, &puller["spec"]["containers"][0]["imagePullPolicy"]), (expected, &json!(expected)));
+            assert_eq!(puller["metadata"]["name"], json!(name("one", "a:1", policy, &site)));
+        }
     }
 
     #[test]

@@ -126,8 +126,9 @@ impl Upgrader {
             PodUpgrade::Recreate(why) | PodUpgrade::Impossible(why) => Some(why),
             PodUpgrade::Current | PodUpgrade::Possible(_) => None,
         });
-        let reasons: BTreeSet<_> = reasons.flatten().take(MAX_REASONS).collect();
-        Ok(if reasons.is_empty() { Possibility::All } else { Possibility::No(reasons.into_iter().collect()) })
+        let reasons: BTreeSet<_> = reasons.flatten().collect();
+        let reasons: Vec<_> = reasons.into_iter().take(MAX_REASONS).collect();
+        Ok(if reasons.is_empty() { Possibility::All } else { Possibility::No(reasons) })
     }
 
     /// Upgrades the stale pods of a workload, one after the other. While it waits, it calls `show` with the reason.
