@@ -11,31 +11,34 @@ parts=" $* "
 known=()
 results=()
 status=0
-# Writes the result of a part into its row. The first two columns stay.
-record() { # NAME RESULT SECONDS
-  local page=$here/../../../docs/reliability.md processor version
+# Writes the result of a part into its row. The first two columns stay. Parts whose results are on other pages have no row.
+record() { # NAME passed|failed RESULT SECONDS
+  local page=$here/../../../docs/reliability.md processor version commit result="$2 \`$3\`"
+  # docs/benchmarks.md shows results with tables.
+  [[ $3 != *[[:alnum:]\"]*[[{]* ]] || result=$2
+  [[ $3 != null ]] || result="$2, without a result"
+  commit=$(git -C "$here" describe --always --dirty --abbrev=10)
   processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)
   version=$(sed -n 's/^\tk8s.io\/kubernetes v\([0-9.]*\).*/\1/p' "$here/kubernetes/${KUBERNETES:-1.37}/go.mod" | head -1)
-  awk -F ' *[|] *' -v name="\`$1\`" -v rest="\`$2\` | $((($3 + 59) / 60)) | $(date -u +%F) | Kubernetes $version, $(nproc) cores, $processor |" \
-    '$2 == name { print "| " $2 " | " $3 " | " rest; next } { print }' "$page" >"$page.new"
-  mv "$page.new" "$page"
+  awk -F ' *[|] *' -v name="\`$1\`" -v rest="$result | $((($4 + 59) / 60)) | $(date -u +%F) | $commit, Kubernetes $version, $(nproc) cores, $processor |" \
+    '$2 == name { print "| " $2 " | " $3 " | " rest; next } { print }' "$page" >"$page.new" && mv "$page.new" "$page"
 }
 part() { # NAME COMMAND...
-  local name=$1 output began=$SECONDS
+  local name=$1 output began=$SECONDS outcome=passed
   shift
   known+=("$name")
   [[ $parts =~ ^\ +$ || $parts == *" $name "* ]] || return 0
-  output=$("$@" | tee /dev/stderr) || status=1
+  output=$("$@" | tee /dev/stderr) || { status=1 && outcome=failed; }
   output=$(echo "$output" | tail -1)
   [[ $output == \{* ]] || output=null
   results+=("\"$name\":$output")
-  [ -z "$record" ] || record "$name" "$output" $((SECONDS - began))
+  [ -z "$record" ] || record "$name" "$outcome" "$output" $((SECONDS - began))
 }
 for version in $(cd "$here/kubernetes" && echo *); do part "kubernetes-$version" env KUBERNETES="$version" "$here/e2e.sh" --record; done
 part rotations env PILLION_ROTATIONS=1000 "$here/result.sh" --workspace --test e2e rotation::rotations_lose_no_pod
 part restart env PILLION_RATE=200 PILLION_ROLLS=20 "$here/result.sh" --workspace --test e2e rolling::rolling_restarts_lose_no_pod
 part crashes env PILLION_RATE=200 PILLION_KILLS=20 "$here/result.sh" --workspace --test e2e crashes::
-part leader env PILLION_THOROUGH=1 "$here/result.sh" --workspace --test e2e clock:: rotation::
+part leader env PILLION_THOROUGH=1 "$here/result.sh" --counts --workspace --test e2e clock:: rotation::
 part api-loss "$here/result.sh" --workspace --test e2e api_loss::
 part rotation-states env PILLION_THOROUGH=1 PILLION_ROTATION_STATES=1000000 "$here/result.sh" --release --workspace --test integration rotation_model::
 part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace --test e2e cold_start::

@@ -161,7 +161,7 @@ async fn lead(client: Client, home: &str, settings: Settings, metrics: Metrics, 
                     Err(error) => {
                         let error = chain(&error);
                         warn!(profile = %profile.name, error, "the profile could not be read again; trying again");
-                        schedule.end_pass(PassResult::Failed, Duration::ZERO, now);
+                        schedule.failed(now);
                     }
                 }
                 continue;

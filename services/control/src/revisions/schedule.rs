@@ -57,13 +57,13 @@ impl Schedule {
 
     /// Returns the time of the next pass; `None` until something changes.
     pub(super) fn next_pass(&self) -> Option<Instant> {
-        self.retry_at.or(self.pass_at)
+        let at = self.retry_at.or(self.pass_at)?;
+        Some(self.rested_at.map_or(at, |rested| rested.max(at)))
     }
 
     /// Records a change.
     pub(super) fn changed(&mut self, now: Instant) {
-        let settled = now + self.settings.settle;
-        self.schedule_by(self.rested_at.map_or(settled, |rested| rested.max(settled)));
+        self.schedule_by(now + self.settings.settle);
     }
 
     /// Records the start of a pass. Returns whether the pass counts namespaces: namespaces have changed, and the last
@@ -83,14 +83,17 @@ impl Schedule {
 
     /// Records the end of a pass. `planning` is the time that its plans took.
     pub(super) fn end_pass(&mut self, result: PassResult, planning: Duration, now: Instant) {
-        let rested = now + planning.saturating_mul(REST).min(LONGEST_REST);
-        let again = rested.max(now + self.settings.retry);
-        self.rested_at = self.rested_at.max(Some(rested));
+        self.rested_at = Some(now + planning.saturating_mul(REST).min(LONGEST_REST));
         match result {
             PassResult::Complete => {}
-            PassResult::Incomplete => self.schedule_by(again),
-            PassResult::Failed => self.retry_at = Some(again),
+            PassResult::Incomplete => self.schedule_by(now + self.settings.retry),
+            PassResult::Failed => self.failed(now),
         }
+    }
+
+    /// Records a failed request: no pass starts before the pause for retries is over.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.retry_at = Some(now + self.settings.retry);
     }
 
     /// Schedules a pass at this time at the latest, unless the pause after a failed write lasts longer.
@@ -220,6 +223,14 @@ mod tests {
             schedule.changed(start);
             assert_eq!(schedule.next_pass(), Some(start + Duration::from_millis(pause)), "plans of {planning} ms");
         }
+        // A change during a pass, such as its own writes, waits too.
+        schedule.start_pass(false, start);
+        schedule.changed(start);
+        schedule.end_pass(PassResult::Incomplete, Duration::from_millis(200), start);
+        assert_eq!(schedule.next_pass(), Some(start + Duration::from_millis(1_800)));
+        schedule.start_pass(false, start);
+        schedule.end_pass(PassResult::Failed, Duration::from_secs(10), start);
+        assert_eq!(schedule.next_pass(), Some(start + LONGEST_REST));
         let later = start + 2 * LONGEST_REST;
         schedule.start_pass(false, start);
         schedule.changed(later);

@@ -172,7 +172,8 @@ struct Outputs {
     target: watch::Sender<Option<Arc<Target>>>,
     /// The requirements for probing endpoints.
     expected: watch::Sender<Option<Arc<Expected>>>,
-    /// The check of the API servers that should run.
+    /// The check that should run against the API servers: the connectivity check or the trust probe. `None` if none
+    /// should run.
     question: watch::Sender<Option<ApiServerCheck>>,
     /// The endpoint that API servers call for a trust probe.
     trust_probe: TrustProbe,

@@ -333,7 +333,7 @@ impl Reconciler {
         }
     }
 
-    /// Returns the check of the API servers that should run: the connectivity check while it runs, otherwise the
+    /// Returns the check that should run against the API servers: the connectivity check while it runs, otherwise the
     /// rotation's trust probe.
     fn question(&self, objects: &Objects) -> Option<ApiServerCheck> {
         match &objects.configuration {

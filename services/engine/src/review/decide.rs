@@ -28,7 +28,7 @@ use crate::snapshot::Snapshot;
 /// The changes that namespaced profiles made in an earlier pass, which is an earlier call of the webhook for the
 /// object. A stand-in is a namespaced profile that is applied instead of the cluster profile that it extends.
 #[derive(Clone, Copy)]
-struct EarlierTenants<'v> {
+struct EarlierNamespacedChanges<'v> {
     /// The changes of profiles that are not stand-ins, if there are any.
     changes: Option<&'v NamespaceChanges<'v>>,
     /// Whether that pass applied a stand-in. If so, this pass keeps the stand-ins even if they prevent another cluster
@@ -103,7 +103,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
     let had_stand_in = record.is_some_and(|record| {
         selection.profiles.iter().any(|selected| selected.stands_in && record.has(selected.profile.display_name()))
     });
-    let earlier = EarlierTenants { changes: changes.as_ref(), had_stand_in };
+    let earlier = EarlierNamespacedChanges { changes: changes.as_ref(), had_stand_in };
 
     let Selection { profiles, mut notices, denied, reason } = selection;
     if matches!(original.record, FoundRecord::Foreign) {
@@ -161,7 +161,7 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
 fn apply_profiles<'v>(
     profiles: &[Selected<'v>],
     target: InjectTarget<'v>,
-    earlier: EarlierTenants<'v>,
+    earlier: EarlierNamespacedChanges<'v>,
     finish: &dyn Fn(&mut Applied<'v>) -> Result<(), Malformed>,
 ) -> Result<Applied<'v>, Malformed> {
     let apply = |exclusions: Exclusions<'_, 'v>| {

@@ -28,8 +28,8 @@ const END_DETECTION: Duration = Duration::from_secs(1);
 /// How long the kubelet's probes take to notice that a container hangs. After the same time again, the kubelet kills
 /// it.
 const HANG_DETECTION: Duration = Duration::from_secs(3);
-/// How long the node controller takes to notice that a node is silent. In most clusters this takes 40 seconds, and
-/// proportionally more pods are lost.
+/// How long the node controller takes to notice that a node is silent. By default, Kubernetes takes 50 seconds (40 in
+/// older versions), and proportionally more pods are lost.
 const SILENCE_DETECTION: Duration = Duration::from_secs(12);
 /// How long the API server takes to receive a changed slice.
 const SLICE_PROPAGATION: Duration = Duration::from_secs(1);

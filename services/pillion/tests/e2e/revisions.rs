@@ -471,7 +471,8 @@ fn documented_history_and_rollback_commands_work() {
         let third = status(&rig).await?["revision"].as_str().unwrap_or_default().to_owned();
         rig.control_plane.apply_yaml(&with_image("nginx:1.30")).await?;
         wait_for_image(&rig, "nginx:1.30").await?;
-        // A rollback publishes the revision that was published before, even if another revision was created later.
+        // By default, a rollback publishes the revision that was published before the current one, even if it was created
+        // later than the current one.
         let message = pillion(&rig, document, "pillion profiles rollback nginx")?;
         ensure!(message.contains(&format!("revision {third} is published instead of {second}")), "{message}");
         pillion(&rig, document, "pillion profiles rollback nginx --undo")?;

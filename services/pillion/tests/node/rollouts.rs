@@ -239,7 +239,9 @@ async fn roll_out(shop: &Shop<'_>, profile: &str, kills: u32) -> Result<(Upgrade
                 status.revision != before && status.upgraded > kill * status.pods / (kills + 1) && status.upgrading > 0
             };
             reaches(shop, "the next share of the pods is upgraded", is_due).await?;
-            kill_processes(shop.0.cluster.name(), &["/pillion", "controller"])?;
+            // After the previous kill, the kubelet may not have started the controllers again yet.
+            let kill = async || kill_processes(shop.0.cluster.name(), &["/pillion", "controller"]).map(drop);
+            eventually(LIMIT, "a controller runs", kill).await?;
         }
         let has_ended =
             |status: &UpgradeStatus| status.revision != before && status.phase.has_ended() && status.upgrading == 0;

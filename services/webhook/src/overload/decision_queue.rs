@@ -36,6 +36,9 @@ const COST_PER_MICROSECOND: u64 = 256;
 /// For each full period of this length, a decision on arrival counts as one further decision. Some six usual decisions
 /// take this long.
 const UNQUEUED_TIME: Duration = Duration::from_micros(250);
+/// The longest time that is charged to a class if the thread's processor time was not read. So a class pays little for
+/// a time in which other threads used the processor.
+const LONGEST_UNREAD: Duration = Duration::from_millis(1);
 
 /// The bounds of a queue.
 #[derive(Clone, Debug)]
@@ -44,6 +47,9 @@ pub(super) struct Bounds {
     pub(super) slots: usize,
     /// Maximum number of requests that are decided on arrival before further ones are queued.
     pub(super) unqueued: usize,
+    /// Whether the processor time of each decision on a queued request is read, and not only while long decisions occur.
+    /// For decisions that usually take milliseconds.
+    pub(super) reads_processor_time: bool,
     /// The bounds on the number of waiting requests.
     pub(super) queue: fair::Bounds,
 }
@@ -57,8 +63,10 @@ pub(crate) struct DecisionQueue {
     /// grants permits resets it once the queue is empty.
     unqueued: AtomicUsize,
     state: Mutex<State>,
-    /// Whether some decision on a queued request has taken longer than its cost covers. The task that grants permits
-    /// resets it once the queue is empty.
+    /// See [`Bounds::reads_processor_time`].
+    reads_processor_time: bool,
+    /// Whether some decision has recently taken long: on arrival longer than [`UNQUEUED_TIME`], or on a queued request
+    /// longer than its cost covers. The task that grants permits resets it when it finds the queue empty.
     has_long_decisions: AtomicBool,
     /// Notified when the permit of a queued request is returned.
     returned: Notify,
@@ -100,8 +108,8 @@ enum Usage {
 struct Start {
     wall: ActualInstant,
     /// The processor time of the thread that decides, if long decisions are expected. With it, a class is not charged
-    /// for the time in which other threads use the processor. Reading it is a system call, which would be a few percent
-    /// of a usual decision.
+    /// for the time in which other threads use the processor. Without it, at most [`LONGEST_UNREAD`] is charged. Reading
+    /// it is a system call, which would be a few percent of a usual decision.
     processor: Option<Duration>,
 }
 
@@ -115,8 +123,9 @@ impl Start {
         // The elapsed time is never shorter than the processor time, so this is an upper bound.
         let longest = cost_of(self.wall.elapsed()).saturating_sub(cost);
         match self.processor {
-            Some(began) if longest > 0 => cost_of(processor_time().saturating_sub(began)).saturating_sub(cost),
-            _ => longest,
+            _ if longest == 0 => 0,
+            Some(began) => cost_of(processor_time().saturating_sub(began)).saturating_sub(cost),
+            None => longest.min(cost_of(LONGEST_UNREAD)),
         }
     }
 }
@@ -135,6 +144,7 @@ impl DecisionQueue {
             slots: bounds.slots,
             unqueued_limit: bounds.unqueued,
             unqueued: AtomicUsize::new(0),
+            reads_processor_time: bounds.reads_processor_time,
             has_long_decisions: AtomicBool::new(false),
             state: Mutex::new(State { queue: FairQueue::new(bounds.queue.clone()), held: 0, is_served: false }),
             returned: Notify::new(),
@@ -183,7 +193,7 @@ impl DecisionQueue {
 
     /// Starts the measurement of a decision on a queued request.
     fn start(&self) -> Start {
-        Start::now(self.has_long_decisions.load(Ordering::Relaxed))
+        Start::now(self.reads_processor_time || self.has_long_decisions.load(Ordering::Relaxed))
     }
 
     /// Grants permits until the queue is empty.
@@ -275,6 +285,7 @@ impl Drop for Permit {
                 let further = further_unqueued(began.elapsed());
                 if further > 0 {
                     self.queue.unqueued.fetch_add(further, Ordering::Relaxed);
+                    self.queue.has_long_decisions.store(true, Ordering::Relaxed);
                 }
             }
             Usage::Granted => self.give_back(None),
@@ -333,7 +344,7 @@ mod tests {
     fn queue(slots: usize, unqueued: usize, length: usize) -> Arc<DecisionQueue> {
         let queue = fair::Bounds { length, per_class: length, quantum: 8, debt: u64::MAX };
         let metrics = QueueMetrics::unregistered();
-        DecisionQueue::new(&Bounds { slots, unqueued, queue }, metrics)
+        DecisionQueue::new(&Bounds { slots, unqueued, reads_processor_time: false, queue }, metrics)
     }
 
     fn far() -> Deadline {
@@ -427,9 +438,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn pauses_of_thread_are_hardly_charged() {
+        let (long, queue) = (Duration::from_millis(20), queue(1, 0, 10));
+        let mut waiting = [(); 3].map(|()| Box::pin(queue.queued(1, 8, far())));
+        for request in &mut waiting {
+            assert!(futures::poll!(request).is_pending());
+        }
+        let [first, second, third] = waiting;
+        let permit = first.await.unwrap();
+        std::thread::sleep(long);
+        drop(permit);
+        let unread = queue.debt(1);
+        assert!(unread > 0 && unread <= cost_of(LONGEST_UNREAD), "{unread}");
+        assert!(queue.has_long_decisions.load(Ordering::Relaxed));
+        // Now the thread's clock is read.
+        let permit = second.await.unwrap();
+        std::thread::sleep(long);
+        drop(permit);
+        assert!(queue.debt(1) < unread + cost_of(long) / 2, "{}", queue.debt(1));
+        drop(third);
+        settle().await;
+        assert_idle(&queue);
+        assert!(!queue.has_long_decisions.load(Ordering::Relaxed));
+        // A long decision on arrival also enables the thread's clock.
+        let arrived = Permit { queue: Arc::clone(&queue), usage: Usage::Unqueued { began: ActualInstant::now() } };
+        std::thread::sleep(UNQUEUED_TIME);
+        drop(arrived);
+        assert!(queue.has_long_decisions.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
     async fn only_time_of_work_is_charged() {
         let long = Duration::from_millis(5);
         let queue = queue(1, 0, 10);
+        queue.has_long_decisions.store(true, Ordering::Relaxed);
         let mut waiting = [(); 3].map(|()| Box::pin(queue.queued(1, 8, far())));
         for request in &mut waiting {
             assert!(futures::poll!(request).is_pending());

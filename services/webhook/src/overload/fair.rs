@@ -145,8 +145,7 @@ impl<T> FairQueue<T> {
             self.ring.push_back(*class);
             Class { waiting: VecDeque::new(), credit: 0 }
         });
-        let charged = class.credit.saturating_sub(signed(excess)).max(-signed(self.bounds.debt));
-        class.credit = charged.min(class.credit);
+        class.credit = class.credit.saturating_sub(signed(excess)).max(-signed(self.bounds.debt));
     }
 
     /// Returns the debt of a class.

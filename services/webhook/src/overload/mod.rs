@@ -142,6 +142,7 @@ impl Overload {
         let small = decision_queue::Bounds {
             slots: workers,
             unqueued: settings.unqueued_per_worker.saturating_mul(workers),
+            reads_processor_time: false,
             queue: fair::Bounds {
                 length: settings.max_queued,
                 per_class: settings.max_queued_per_tenant,
@@ -154,6 +155,7 @@ impl Overload {
         let large = decision_queue::Bounds {
             slots: threads,
             unqueued: 0,
+            reads_processor_time: true,
             queue: fair::Bounds {
                 length: settings.max_queued_large,
                 per_class: settings.max_queued_large_per_tenant,
@@ -164,6 +166,7 @@ impl Overload {
         let profiles = decision_queue::Bounds {
             slots: 1,
             unqueued: 0,
+            reads_processor_time: true,
             queue: fair::Bounds {
                 length: settings.max_queued_profiles,
                 per_class: settings.max_queued_profiles / 4,

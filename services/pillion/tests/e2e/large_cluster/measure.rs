@@ -18,7 +18,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Usage {
     /// The resident memory, in KiB.
     pub(super) resident: u64,
-    /// The resident memory without pages of files, in KiB. The pages of the program's file depend on the build.
+    /// The anonymous resident memory (`RssAnon`), in KiB. It excludes file-backed pages, such as those of the
+    /// executable, because their number depends on the build.
     pub(super) anonymous: u64,
     pub(super) processor: Duration,
 }
