@@ -1,4 +1,4 @@
-//! Starts the real kube-controller-manager with the controllers that create pods, for tests of owner references.
+//! Starts the real kube-controller-manager, by default with the controllers that create pods.
 //!
 //! [`crate::ControlPlane`] does not start it, because most tests create their pods themselves.
 
@@ -38,6 +38,18 @@ impl ControllerManager {
     /// # Errors
     /// As [`Self::start`].
     pub async fn with(control_plane: &ControlPlane, controllers: &str) -> anyhow::Result<Self> {
+        Self::with_arguments(control_plane, controllers, &[]).await
+    }
+
+    /// Like [`Self::with`], with further arguments.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn with_arguments(
+        control_plane: &ControlPlane,
+        controllers: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
         let log = control_plane.directory().join("kube-controller-manager.log");
         let mut command = Command::new(tools::program("kube-controller-manager")?);
         command
@@ -46,7 +58,8 @@ impl ControllerManager {
             .arg("--leader-elect=false")
             // Disables the server, since no test connects to it.
             .arg("--secure-port=0")
-            .arg("--profiling=false");
+            .arg("--profiling=false")
+            .args(arguments);
         for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
             command.env_remove(variable);
         }

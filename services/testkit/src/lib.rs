@@ -21,6 +21,7 @@
 //! - [`kwok`]: the real kwok, which simulates the nodes and kubelets of large clusters.
 //! - [`moved_clock`]: moves the wall clock of single processes while they run.
 //! - [`controller_manager`]: the real controllers that create pods, for tests of owner references.
+//! - [`vpa`], [`metrics_server`]: the real Vertical Pod Autoscaler, and the real source of metrics for autoscalers.
 //! - [`mod@cluster`]: a real cluster of one node, where containers run; [`image`]: images for it.
 //! - [`registration`]: registers webhooks with the API server: Service, endpoint slices, webhook configuration.
 //! - [`certificates`]: a CA for tests.
@@ -52,6 +53,8 @@ pub mod kwok;
 pub mod moved_clock;
 pub mod replica;
 pub mod registration;
+pub mod vpa;
+pub mod metrics_server;
 mod shared;
 pub mod isolation;
 
@@ -62,6 +65,7 @@ pub use controller_manager::ControllerManager;
 pub use eventually::eventually;
 pub use isolation::{Isolation, isolated, isolated_with_crds};
 pub use kwok::Kwok;
+pub use metrics_server::MetricsServer;
 pub use moved_clock::MovedClock;
 pub use namespace::Silence;
 pub use registration::{RegisteredService, register_service, register_webhook};

@@ -144,7 +144,7 @@ impl Replica {
     /// The replica ends or is not ready in time; the error contains the end of its log.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         let address = self.address;
-        let probe = async || match get(address, "/readyz").await? {
+        let probe = async || match get(SocketAddr::new(address, METRICS_PORT), "/readyz").await? {
             (StatusCode::OK, _) => Ok(()),
             (status, text) => bail!("/readyz returns {status}: {text}"),
         };
@@ -181,7 +181,7 @@ impl Replica {
     /// # Errors
     /// The replica cannot be reached, or does not respond within five seconds.
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, String)> {
-        get(self.address, path).await
+        get(SocketAddr::new(self.address, METRICS_PORT), path).await
     }
 
     /// Returns the metrics in Prometheus' text format.
@@ -213,8 +213,11 @@ impl Replica {
     }
 }
 
-async fn get(address: IpAddr, path: &str) -> anyhow::Result<(StatusCode, String)> {
-    let address = SocketAddr::new(address, METRICS_PORT);
+/// Sends a GET request without TLS. Returns the status and the body.
+///
+/// # Errors
+/// There is no response within five seconds.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<(StatusCode, String)> {
     let exchange = async {
         let stream = TcpStream::connect(address).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;

@@ -15,6 +15,8 @@ kubernetes=kubernetes/${KUBERNETES:-1.37}
 all=(etcd kube-apiserver kubectl kube-controller-manager prometheus promtool k6 otelcol helm kubeconform actionlint crane)
 # A node (../cluster) and large tests also need these, which take another quarter of an hour to build.
 node=(kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr kind kwok)
+# The test of autoscalers also needs these.
+autoscalers=(metrics-server vpa-admission-controller vpa-updater)
 
 only_if_built=
 [ "${1:-}" != --if-built ] || { only_if_built=yes && shift; }
@@ -39,9 +41,10 @@ module_of() {
     containerd | containerd-shim-runc-v2 | ctr) echo containerd ;;
     prometheus | promtool) echo prometheus ;;
     otelcol) echo collector ;;
-    kind | kwok | crane | k6 | helm | kubeconform | actionlint) echo "$1" ;;
+    vpa-*) echo vpa ;;
+    kind | kwok | metrics-server | crane | k6 | helm | kubeconform | actionlint) echo "$1" ;;
     *)
-      echo "error: there is no tool named '$1'; there are: ${all[*]} ${node[*]}" >&2
+      echo "error: there is no tool named '$1'; there are: ${all[*]} ${node[*]} ${autoscalers[*]}" >&2
       exit 2
       ;;
   esac
@@ -65,6 +68,8 @@ package_of() {
     prometheus | promtool) echo "github.com/prometheus/prometheus/cmd/$1" ;;
     kind) echo sigs.k8s.io/kind ;;
     kwok) echo sigs.k8s.io/kwok/cmd/kwok ;;
+    metrics-server) echo sigs.k8s.io/metrics-server/cmd/metrics-server ;;
+    vpa-*) echo "k8s.io/autoscaler/vertical-pod-autoscaler/pkg/${1#vpa-}" ;;
     crane) echo github.com/google/go-containerregistry/cmd/crane ;;
     k6) echo go.k6.io/k6 ;;
     helm) echo helm.sh/helm/v4/cmd/helm ;;

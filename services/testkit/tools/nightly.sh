@@ -45,6 +45,11 @@ part cold-start env PILLION_TEST_NAMESPACES=10000 "$here/result.sh" --workspace 
 # Tests cannot build tools, because they have no network.
 rollout() { "$here/build.sh" kwok >&2 && "$here/result.sh" --workspace --test e2e --run-ignored only in_place_at_scale::; }
 part rollout rollout
+autoscalers() {
+  "$here/build.sh" kwok metrics-server vpa-admission-controller vpa-updater kube-controller-manager >&2 &&
+    "$here/result.sh" --workspace --test e2e --run-ignored only --no-capture autoscalers::
+}
+part autoscalers autoscalers
 burst() {
   cargo build --release --locked -p pillion >&2 &&
     PILLION_PROGRAM=$here/../../../target/release/pillion \

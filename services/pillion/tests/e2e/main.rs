@@ -8,6 +8,7 @@
 
 mod api_loss;
 mod audit;
+mod autoscalers;
 mod bad_inputs;
 mod break_glass;
 mod chart;

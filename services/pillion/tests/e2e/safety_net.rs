@@ -22,14 +22,14 @@ use crate::managed::{Managed, QUICK, RELEASE};
 use crate::rig::{PATIENCE, Rig, SOON};
 
 /// The name of the policy and of its binding.
-const POLICY: &str = "pillion-safety-net";
+pub(crate) const POLICY: &str = "pillion-safety-net";
 
 /// The number of generated pods to which only covered profiles apply, and the number of other pods.
 const PODS: usize = 1_000;
 const OTHERS: usize = 400;
 
 /// The permissions that the chart adds for `safetyNet.enabled`; `tests/chart.rs` checks them.
-fn role() -> Json {
+pub(crate) fn role() -> Json {
     let rule = json!({
         "apiGroups": ["admissionregistration.k8s.io"], "resourceNames": [POLICY],
         "resources": ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"],
