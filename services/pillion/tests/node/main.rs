@@ -8,6 +8,7 @@
 
 mod creations;
 mod failures;
+mod image_volumes;
 mod in_place;
 mod install;
 mod platform;
