@@ -406,8 +406,8 @@ impl<'a> Merge<'_, 'a> {
                 }
                 Part::Node(_) => None,
             };
-            let has_default = keyed.defaults.iter().any(|(key, _)| key == field);
-            if value.is_none_or(|value| !value.is_scalar()) && !has_default {
+            let has_default = || keyed.defaults.iter().any(|(key, _)| key == field);
+            if value.is_none_or(|value| !value.is_scalar()) && !has_default() {
                 return Err(self.failed(&EvaluationError::new(format!("an element of this list has no {field}"))));
             }
         }

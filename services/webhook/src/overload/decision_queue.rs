@@ -15,8 +15,8 @@
 //! class of the request, if it took more time than the request's cost covers.
 //!
 //! Reading a thread's processor time is a system call, which would be a few percent of a usual decision. So the
-//! processor time is read only after a decision on a queued request has taken longer than its cost covers, until the
-//! queue is empty. Before that, elapsed time is measured instead.
+//! processor time is read only after a decision has taken a good part of a millisecond, until the queue is empty. Before
+//! that, elapsed time is measured instead.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +66,8 @@ pub(crate) struct DecisionQueue {
     /// See [`Bounds::reads_processor_time`].
     reads_processor_time: bool,
     /// Whether some decision has recently taken long: on arrival longer than [`UNQUEUED_TIME`], or on a queued request
-    /// longer than its cost covers. The task that grants permits resets it when it finds the queue empty.
+    /// longer than its cost covers by more than [`UNQUEUED_TIME`]. The task that grants permits resets it when it finds
+    /// the queue empty.
     has_long_decisions: AtomicBool,
     /// Notified when the permit of a queued request is returned.
     returned: Notify,
@@ -291,7 +292,7 @@ impl Drop for Permit {
             Usage::Granted => self.give_back(None),
             Usage::Queued { class, cost, began } => {
                 let excess = began.excess(cost);
-                if excess > 0 {
+                if excess > cost_of(UNQUEUED_TIME) {
                     self.queue.has_long_decisions.store(true, Ordering::Relaxed);
                 }
                 self.give_back(Some((class, excess)));
@@ -445,6 +446,12 @@ mod tests {
             assert!(futures::poll!(request).is_pending());
         }
         let [first, second, third] = waiting;
+        // A decision that is only a little longer than its cost covers does not enable the thread's clock.
+        queue.state().held += 1;
+        let began = Start::now(true);
+        compute_for(UNQUEUED_TIME / 10);
+        drop(Permit { queue: Arc::clone(&queue), usage: Usage::Queued { class: 2, cost: 0, began } });
+        assert!(!queue.has_long_decisions.load(Ordering::Relaxed));
         let permit = first.await.unwrap();
         std::thread::sleep(long);
         drop(permit);
