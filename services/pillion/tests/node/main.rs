@@ -15,6 +15,7 @@ mod platform;
 mod quickstart;
 mod recovery;
 mod rollouts;
+mod secrets;
 mod tenant;
 mod uninstall;
 mod upgrade;
