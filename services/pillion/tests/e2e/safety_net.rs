@@ -18,7 +18,7 @@ use serde_json::{Value as Json, json};
 
 use self::cases::{COVERED_PROFILES, Generator, namespaces, profiles};
 use crate::load::print_figures;
-use crate::managed::{Managed, QUICK, RELEASE};
+use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rig::{PATIENCE, Rig, SOON};
 
 /// The name of the policy and of its binding.
@@ -156,6 +156,29 @@ impl Net {
         Ok(())
     }
 
+    /// Kills the leader, changes a profile while nobody leads, and starts another controller. The policy must stay in
+    /// place, and the new leader must write it only once, for the changed profile.
+    async fn change_leader(&mut self) -> Result<()> {
+        let before = self.policies.get(POLICY).await?.metadata;
+        let address = self.managed.leader().await?;
+        self.managed.controllers.remove(0).kill()?;
+        self.patch_profile("asked", &json!({"template": {"metadata": {"annotations": {"asked": "meanwhile"}}}}))
+            .await?;
+        let unchanged = self.policies.get(POLICY).await?.metadata;
+        ensure!(unchanged.resource_version == before.resource_version, "nobody leads, but the policy has changed");
+        self.managed.controllers.push(controller(&self.managed.spec, address).await?);
+        let after = eventually(PATIENCE, "the new leader updates the policy", async || {
+            let policy = self.policies.get(POLICY).await?;
+            ensure!(serde_json::to_string(&policy.spec)?.contains("'meanwhile'"), "not yet");
+            Ok(policy.metadata)
+        })
+        .await?;
+        ensure!(after.uid == before.uid, "the policy was created again");
+        let generations = (before.generation.unwrap_or_default(), after.generation.unwrap_or_default());
+        ensure!(generations.1 == generations.0 + 1, "the policy was written several times: {generations:?}");
+        Ok(())
+    }
+
     async fn kill_replicas(&mut self) -> Result<()> {
         for replica in &mut self.managed.rig.replicas {
             replica.kill()?;
@@ -223,7 +246,7 @@ fn policy_serves_pods_as_replicas_do() {
 #[test]
 fn controller_keeps_policy_in_step() {
     Isolation::new().with_crds().time_limit(Duration::from_mins(6)).run(|| async {
-        let net = Net::start().await?;
+        let mut net = Net::start().await?;
         net.rig().control_plane.apply_yaml(&role().to_string()).await?;
         net.wait_for(COVERED_PROFILES).await?;
         let spec = net.policies.get(POLICY).await?.spec;
@@ -238,6 +261,8 @@ fn controller_keeps_policy_in_step() {
             Ok(())
         })
         .await?;
+
+        net.change_leader().await?;
 
         // A new revision changes the policy, and a profile with `safetyNet: false` is removed from the policy.
         net.patch_profile("asked", &json!({"template": {"metadata": {"annotations": {"asked": "again"}}}})).await?;

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::chart::{helm, helm_ok, helm_with_job, run, values};
 use crate::rig::{PATIENCE, Rig, SOON, bare_pod, is_untouched};
+use crate::safety_net::POLICY;
 
 /// The Kubernetes controllers that delete a namespace with its objects, and the dependents of deleted objects.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller";
@@ -64,7 +65,7 @@ async fn lose_and_delete(rig: Rig, mut controllers: Vec<Replica>, loss: Loss) ->
             kill(&mut replicas)?;
             kill(&mut controllers)?;
             let by_hand: Vec<_> = PAGE.lines().filter_map(|line| line.trim().strip_prefix("kubectl delete ")).collect();
-            ensure!(by_hand.len() == 2, "{by_hand:?}");
+            ensure!(by_hand.len() == 3, "{by_hand:?}");
             for command in by_hand {
                 let arguments: Vec<_> = ["delete"].into_iter().chain(command.split(' ')).collect();
                 control_plane.kubectl_ok(&arguments).await?;
@@ -103,6 +104,21 @@ async fn can_create_pods(control_plane: &ControlPlane, loss: Loss) -> Result<()>
     .await
 }
 
+/// Creates a profile that the safety net covers, and waits until the controller has created the policy.
+async fn create_safety_net(control_plane: &ControlPlane) -> Result<()> {
+    let profile = json!({
+        "apiVersion": "pillion.dev/v1alpha1", "kind": "ClusterInjectionProfile", "metadata": {"name": "covered"},
+        "spec": {"activation": "Always", "safetyNet": true, "template": {"metadata": {"annotations": {"covered": "yes"}}}},
+    });
+    control_plane.apply_yaml(&profile.to_string()).await?;
+    eventually(PATIENCE, "the safety net's policy exists", async || {
+        let left = left(control_plane).await?;
+        ensure!(left.iter().filter(|name| name.ends_with(POLICY)).count() == 2, "{left:?}");
+        Ok(())
+    })
+    .await
+}
+
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints its measurements")]
 fn damaged_uninstall_leaves_cluster_usable() {
@@ -112,18 +128,22 @@ fn damaged_uninstall_leaves_cluster_usable() {
         let _controllers = ControllerManager::with(&control_plane, CONTROLLERS).await?;
         control_plane.create_namespace("team-a", &[("pillion.dev/injection", "required")]).await?;
         for loss in LOSSES {
-            let values = values(&json!(["nginx"]));
+            let mut values = values(&json!(["nginx"]));
+            values["safetyNet"] = json!({"enabled": true});
             let install = ["install", "pillion", "--create-namespace"];
             helm_ok(&control_plane, &install, Some(&values)).await.with_context(|| format!("before {loss:?}"))?;
             let (rig, controllers) = run(control_plane).await?;
             rig.wait_until_called("team-a").await?;
+            create_safety_net(&rig.control_plane).await?;
             let begun = Instant::now();
             control_plane = lose_and_delete(rig, controllers, loss).await.with_context(|| format!("{loss:?}"))?;
             can_create_pods(&control_plane, loss).await?;
             let took = begun.elapsed();
             let left = eventually(SOON, "webhook configurations and policies are deleted", async || {
                 let left = left(&control_plane).await?;
-                let acts = |name: &&String| name.contains("webhookconfiguration") || name.ends_with("/pillion-held");
+                let acts = |name: &&String| {
+                    name.contains("webhookconfiguration") || name.ends_with("/pillion-held") || name.ends_with(POLICY)
+                };
                 ensure!(!left.iter().any(|name| acts(&name)), "{left:#?}");
                 Ok(left)
             })
