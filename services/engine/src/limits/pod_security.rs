@@ -213,6 +213,13 @@ enum Subject<'v> {
     Volume(Cow<'v, str>),
 }
 
+impl<'v> Subject<'v> {
+    /// Returns the element with this name in a list of the pod's spec.
+    fn of(list: &str, name: Cow<'v, str>) -> Self {
+        if list == "volumes" { Self::Volume(name) } else { Self::Container(name) }
+    }
+}
+
 /// A violation of a control. Violations in two pods are the same if all fields are equal. A second capability on the
 /// same container is a separate violation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -230,13 +237,10 @@ struct Violation<'v> {
 /// if the element existed before and satisfied the control.
 pub(super) fn check(before: Value<'_>, after: Value<'_>, level: PodSecurityLevel) -> Result<(), Excess> {
     let before_all = violations(before);
-    let names: HashSet<_> = elements(before).map(|(_, name)| name).collect();
+    let existing: HashSet<_> = elements(before).map(|(list, name)| Subject::of(list, name)).collect();
     let weak: HashSet<_> = before_all.iter().map(|violation| (violation.control, &violation.subject)).collect();
     let counts = |violation: &&Violation<'_>| {
-        let was_there = match &violation.subject {
-            Subject::Pod => true,
-            Subject::Container(name) | Subject::Volume(name) => names.contains(name),
-        };
+        let was_there = violation.subject == Subject::Pod || existing.contains(&violation.subject);
         let was_fulfilled = was_there && !weak.contains(&(violation.control, &violation.subject));
         violation.control.level() <= level || was_fulfilled
     };

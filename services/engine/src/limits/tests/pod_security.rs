@@ -352,6 +352,14 @@ fn existing_violation_of_higher_level_stays_allowed() {
 }
 
 #[test]
+fn new_container_may_have_name_of_existing_volume() {
+    let volume = with(pod(), &[("/spec/volumes", json!([{"name": "data", "emptyDir": {}}]))]);
+    let after = with(volume.clone(), &[(SIDE, json!({"name": "data", "image": "a"}))]);
+    assert_eq!(Case::default().exceeded(&volume, &after), None);
+    assert!(Case::at("restricted").exceeded(&volume, &after).is_some());
+}
+
+#[test]
 fn message_names_value_place_expectation_and_remedy() {
     let after = with(pod(), &[(&format!("{APP}/securityContext/capabilities/add"), json!(["SYS_ADMIN"]))]);
     let excess = Case::default().check(&pod(), &after).unwrap_err().to_string();
