@@ -64,6 +64,17 @@ fn validation_becomes_policy_with_binding() {
 }
 
 #[test]
+fn code_determines_reason() {
+    for (code, reason) in [(401, "Unauthorized"), (403, "Forbidden"), (413, "RequestEntityTooLarge"), (422, "Invalid")]
+    {
+        let (objects, stderr, exit) =
+            export(&format!("{{activation: Always, validations: [{{expression: 'false', code: {code}}}]}}"));
+        assert_eq!((stderr.as_str(), exit), ("", Some(0)), "{code}");
+        assert_eq!(objects[0]["spec"]["validations"][0]["reason"], reason, "{code}");
+    }
+}
+
+#[test]
 fn condition_on_variables_or_namespace_becomes_variable() {
     let (objects, stderr, code) = export(
         "{requestedBy: {annotation: example.com/a}, variables: [{name: title, expression: object.metadata.name}], \

@@ -14,7 +14,8 @@ use super::Exported;
 const API_VERSION: &str = "admissionregistration.k8s.io/v1";
 
 /// The reasons that an exported policy can return, each with its HTTP status.
-const REASONS: [(&str, u16); 3] = [("Invalid", 422), ("Forbidden", 403), ("RequestEntityTooLarge", 413)];
+const REASONS: [(&str, u16); 4] =
+    [("Invalid", 422), ("Forbidden", 403), ("Unauthorized", 401), ("RequestEntityTooLarge", 413)];
 
 /// Resources that every cluster needs, or that only query permissions. Policies with `--everywhere` exclude them, since
 /// no profile may target them.
@@ -131,7 +132,7 @@ fn native(validation: &Validation, common: &Common, expressions: &Expressions<'_
 /// the validation's reason and code.
 fn reason(validation: &Validation) -> Result<&'static str, String> {
     let known = |find: &dyn Fn(&(&str, u16)) -> bool| REASONS.into_iter().find(|known| find(known));
-    let all = "Invalid (422), Forbidden (403) and RequestEntityTooLarge (413)";
+    let all = "Invalid (422), Forbidden (403), Unauthorized (401) and RequestEntityTooLarge (413)";
     match (validation.reason.as_deref(), validation.code) {
         (None, None) => Ok("Invalid"),
         (reason, code) => {
