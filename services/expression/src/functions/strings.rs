@@ -29,14 +29,18 @@ pub(super) const FUNCTIONS: &[Function] = &[
     member("text.lowerAscii()", |call| {
         let text = call.text(0)?;
         call.build_text(text.len(), |out| {
-            text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_lowercase()))
+            out.write_str(text)?;
+            out.as_mut_str().make_ascii_lowercase();
+            Ok(())
         })
     })
     .native(),
     member("text.upperAscii()", |call| {
         let text = call.text(0)?;
         call.build_text(text.len(), |out| {
-            text.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase()))
+            out.write_str(text)?;
+            out.as_mut_str().make_ascii_uppercase();
+            Ok(())
         })
     })
     .native(),
@@ -244,7 +248,7 @@ fn reverse<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {
         return Value::list(items.iter().rev().cloned(), call.meter);
     }
     let text = call.text(0)?;
-    call.build_text(text.len(), |out| text.chars().rev().try_for_each(|letter| out.write_char(letter)))
+    call.build_text(text.len(), |out| out.extend(text.chars().rev()))
 }
 
 fn format<'v>(call: &mut Call<'_, 'v>) -> Evaluated<'v> {

@@ -42,6 +42,9 @@ const OVERHEAD_BYTES: u64 = 1 << 20;
 /// that is too slow for its number of steps, unless its cost grows faster than its charge.
 const ALL_STEPS_OF: usize = 10;
 
+/// The number of times that the worst expressions are measured again in the end.
+const ROUNDS: usize = 10;
+
 /// The number of function sets for which the search keeps and varies the worst expression.
 const KEPT: usize = 64;
 
@@ -409,6 +412,16 @@ fn charges_bound_time_and_memory() {
         }
         println!("{evaluated} expressions, {} steps on average", steps / evaluated.max(1));
         let mut worst: Vec<_> = worst.into_values().collect();
+        // Other processes may have slowed down all measurements of an expression. It is measured again in several
+        // rounds, because such a phase often lasts for a tenth of a second.
+        for _ in 0..ROUNDS {
+            for (pace, source, cost) in &mut worst {
+                let granted = Meter::EXPRESSION / if cost.steps > Meter::EXPRESSION / 10 { 1 } else { 10 };
+                let again = measure(&Expression::compile(source, &scope()).unwrap(), &values, granted);
+                cost.nanoseconds = cost.nanoseconds.min(again.nanoseconds);
+                *pace = cost.pace();
+            }
+        }
         worst.sort_by(|(pace, ..), (other, ..)| other.total_cmp(pace));
         for (pace, source, cost) in worst.iter().take(10) {
             println!("{pace:6.1} ns per step, {cost:?}: {source}");
