@@ -27,17 +27,17 @@ enum Format {
     /// Machine-readable: on standard output, a list of at most 100 objects with severity, file, line, column, path,
     /// message and help.
     Json,
-    /// For GitHub Actions: the problems on standard output, as annotations at their lines.
+    /// For GitHub Actions: the problems on standard output, as at most 100 annotations at their lines.
     Github,
 }
 
-/// Prints the problems and warnings. The formats for text and JSON are limited to [`output::MAX_PROBLEMS`]. Returns
-/// [`Exit::Failure`] if a path does not exist, otherwise [`Exit::Findings`] if there are problems. Warnings do not
-/// affect the exit code.
+/// Prints the problems and warnings, limited to [`output::MAX_PROBLEMS`]. Returns [`Exit::Failure`] if a path does not
+/// exist, otherwise [`Exit::Findings`] if there are problems. Warnings do not affect the exit code.
 pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
     let LintArgs { paths, output: format } = args;
     let is_missing = paths.iter().any(|path| !path.exists());
     let Loaded { profiles, problems, warnings, .. } = load::profiles(&paths);
+    let listed = || problems.iter().chain(&warnings).take(output::MAX_PROBLEMS);
     match format {
         Format::Text => {
             output::problems(&problems)?;
@@ -53,10 +53,10 @@ pub(crate) fn run(args: LintArgs) -> anyhow::Result<Exit> {
             }
         }
         Format::Json => {
-            let all = problems.iter().chain(&warnings).take(output::MAX_PROBLEMS).map(Problem::to_json).collect();
+            let all = listed().map(Problem::to_json).collect();
             output::print(&output::json(&serde_json::Value::Array(all))?)?;
         }
-        Format::Github => output::print(&output::github_annotations(problems.iter().chain(&warnings)))?,
+        Format::Github => output::print(&output::github_annotations(listed()))?,
     }
     Ok(if is_missing { Exit::Failure } else { Exit::findings(!problems.is_empty()) })
 }

@@ -125,6 +125,18 @@ fn github_annotations_have_positions() {
     assert!(text.contains("did you mean `activation`?") && text.lines().count() == 1, "{text}");
 }
 
+#[test]
+fn github_annotations_are_limited() {
+    let (_folder, path) = file(&"kind: ClusterInjectionProfile\n---\n".repeat(150));
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_pillion"))
+        .args(["lint", "-o", "github"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 100);
+}
+
 const MISTAKES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mistakes");
 
 fn lint_mistakes(arguments: &[&str]) -> Output {
