@@ -104,13 +104,14 @@ pub(crate) fn profiles_of(
 }
 
 /// Returns the names and specs of the readable cluster profiles of a source, so that other profiles can extend them.
-/// They are not compiled. Profiles in Lists are not included.
+/// They are not compiled.
 pub(crate) fn specs_of(source: &Arc<Source>) -> Vec<(Box<str>, ProfileSpec)> {
     let documents = yaml::documents(&source.text).unwrap_or_default();
-    let cluster = documents.iter().filter(|document| document.text("kind") == Some(ClusterInjectionProfile::KIND));
-    let read = cluster.filter_map(|document| {
-        let name = document.get("metadata")?.text("name")?;
-        Some((name.into(), Loader::spec(source, document).ok()?))
+    let objects = documents.iter().flat_map(Node::objects);
+    let cluster = objects.filter(|object| object.text("kind") == Some(ClusterInjectionProfile::KIND));
+    let read = cluster.filter_map(|object| {
+        let name = object.get("metadata")?.text("name")?;
+        Some((name.into(), Loader::spec(source, object).ok()?))
     });
     read.collect()
 }
@@ -182,19 +183,8 @@ impl<'n> Loader<'n> {
 
     fn text(&mut self, source: &Arc<Source>) {
         match yaml::documents(&source.text) {
-            Ok(documents) => documents.iter().for_each(|document| self.document(source, document)),
+            Ok(documents) => documents.iter().flat_map(Node::objects).for_each(|object| self.object(source, object)),
             Err(fault) => self.report(Problem::syntax(source, fault)),
-        }
-    }
-
-    fn document(&mut self, source: &Arc<Source>, document: &Node) {
-        if document.text("kind") == Some("List") {
-            let items = document.get("items").map(Node::items).unwrap_or_default();
-            for item in items {
-                self.object(source, item);
-            }
-        } else {
-            self.object(source, document);
         }
     }
 

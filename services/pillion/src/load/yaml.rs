@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
+use std::slice;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
@@ -113,6 +114,14 @@ impl Node {
         match &self.content {
             Content::Sequence(items) => items,
             _ => &[],
+        }
+    }
+
+    /// Returns the items of a List, or any other object itself.
+    pub(crate) fn objects(&self) -> &[Self] {
+        match self.get("items") {
+            Some(items) if self.text("kind") == Some("List") => items.items(),
+            _ => slice::from_ref(self),
         }
     }
 

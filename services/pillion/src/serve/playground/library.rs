@@ -185,7 +185,8 @@ impl Example {
     fn new(id: String, name: String, group: Group, profile: String, cases: Cases) -> Option<Self> {
         // An invalid file is also listed, so that the page can show its problems.
         let documents = yaml::documents(&profile).unwrap_or_default();
-        let profiles: Vec<&yaml::Node> = documents.iter().filter(|document| is_profile(document)).collect();
+        let profiles: Vec<&yaml::Node> =
+            documents.iter().flat_map(yaml::Node::objects).filter(|object| is_profile(object)).collect();
         if !documents.is_empty() && !profiles.iter().any(|profile| is_for_pods(profile)) {
             return None;
         }
@@ -216,7 +217,8 @@ impl Example {
     /// Returns the editor texts with a pod that requests the first profile by name.
     fn plain(&self, profile: String) -> Texts {
         let documents = yaml::documents(&profile).unwrap_or_default();
-        let name = documents.iter().find_map(|document| document.get("metadata")?.text("name")).unwrap_or(&self.name);
+        let mut objects = documents.iter().flat_map(yaml::Node::objects);
+        let name = objects.find_map(|object| object.get("metadata")?.text("name")).unwrap_or(&self.name);
         let pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -392,6 +394,19 @@ mod tests {
         assert_eq!(texts.profile, profile);
         assert!(texts.object.contains("pillion.dev/profiles: own"), "{}", texts.object);
         assert_eq!(library.texts("/etc/passwd", &platform(), &CancellationToken::new()), None);
+    }
+
+    #[test]
+    fn profiles_in_list_are_examples_and_parents() {
+        let folder = tempfile::tempdir().unwrap();
+        let list = "kind: List\nitems:\n- apiVersion: pillion.dev/v1alpha1\n  kind: ClusterInjectionProfile\n  \
+                    metadata: {name: base}\n  spec: {template: {metadata: {labels: {a: b}}}}\n";
+        fs::write(folder.path().join("list.yaml"), list).unwrap();
+        let library = Library::read(&[folder.path().to_owned()]);
+        let here = library.list().into_iter().find(|entry| entry.group == Group::Here).unwrap();
+        let texts = library.texts(&here.id, &platform(), &CancellationToken::new()).unwrap();
+        assert!(texts.object.contains("pillion.dev/profiles: base"), "{}", texts.object);
+        assert!(library.parents().contains_key("base"));
     }
 
     #[test]

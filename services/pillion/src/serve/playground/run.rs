@@ -196,10 +196,7 @@ fn parse(
 fn too_many(source: &Arc<Source>) -> Option<Problem> {
     // The loader reports syntax errors.
     let documents = yaml::documents(&source.text).ok()?;
-    let objects = documents.iter().flat_map(|document| match document.get("items") {
-        Some(items) if document.text("kind") == Some("List") => items.items().iter().collect(),
-        _ => vec![document],
-    });
+    let objects = documents.iter().flat_map(yaml::Node::objects);
     let profiles: Vec<&yaml::Node> = objects.filter(|object| is_profile(object)).collect();
     let first = profiles.get(MAX_PROFILES)?;
     let message = format!("there are {} profiles; the playground accepts at most {MAX_PROFILES}", profiles.len());
