@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pillion_api::names::{INJECT_LABEL, PROFILES_ANNOTATION};
+use pillion_api::names::{INJECT_LABEL, PROFILES_ANNOTATION, ROLLBACK_FROM_ANNOTATION};
 use pillion_api::profile::Activation;
 use pillion_api::selector::LabelSelector;
 use pillion_control::informer::cluster_listing::Stored;
@@ -444,7 +444,11 @@ pub(crate) fn rolled_back(stored: &Stored) -> Option<Finding> {
     let message = format!("rolled back: pods get revision {} instead of {}", rollback.to, rollback.from);
     let of = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
     let undo = format!("pillion profiles rollback {}{of} --undo", stored.name.name);
-    let remedy = format!("correct the profile, or end the rollback: {undo}");
+    // Without this annotation, a corrected profile does not end the rollback.
+    let annotations = stored.metadata.annotations.as_ref();
+    let has_from = annotations.is_some_and(|annotations| annotations.contains_key(ROLLBACK_FROM_ANNOTATION));
+    let correct = if has_from { "correct the profile, or " } else { "" };
+    let remedy = format!("{correct}end the rollback: {undo}");
     Some(Finding::new(Code::RolledBack, object, message).remedy(remedy).of_profile(&stored.name.to_string()))
 }
 

@@ -472,7 +472,9 @@ fn rollback_is_reported_with_both_revisions() {
     let facts = explain_facts(ENABLED, &[(name, spec.clone())]);
     let revision = facts.snapshot.profiles().iter().next().unwrap().revision().to_owned();
     let status = json!({"revision": revision, "promotedRevision": revision, "acceptedRevision": "newer", "observedGeneration": 2});
-    let facts = ExplainFacts { stored: vec![stored_profile(name, None, &spec, &status)], ..facts };
+    let mut profile = stored_profile(name, None, &spec, &status);
+    profile.metadata.annotations = Some([("pillion.dev/rollback-from".to_owned(), "newer".to_owned())].into());
+    let facts = ExplainFacts { stored: vec![profile], ..facts };
     let newer = stored(|pod| {
         pod["metadata"]["annotations"] =
             json!({"pillion.dev/injected": record("logger", "newer", &["/spec/containers/logger"])});
@@ -484,7 +486,12 @@ fn rollback_is_reported_with_both_revisions() {
     assert_eq!(outdated.message, format!("the pod has revision newer of the profile, and new pods get {revision}"));
     let rolled_back = finding_of(&explanation, "rolled_back");
     assert_eq!(rolled_back.message, format!("rolled back: pods get revision {revision} instead of newer"));
-    assert!(rolled_back.remedy.ends_with("pillion profiles rollback logger --undo"), "{rolled_back:?}");
+    let undo = "end the rollback: pillion profiles rollback logger --undo";
+    assert_eq!(rolled_back.remedy, format!("correct the profile, or {undo}"));
+
+    // This rollback lasts until the annotation is removed.
+    let facts = ExplainFacts { stored: vec![stored_profile(name, None, &spec, &status)], ..facts };
+    assert_eq!(finding_of(&judge(&facts, &newer), "rolled_back").remedy, undo);
 }
 
 #[test]
