@@ -31,8 +31,9 @@ pub(crate) struct ExportArgs {
     /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, value_name = "FORMAT")]
     output: Format,
-    /// Validate objects of every kind, in all namespaces that the profile's own selector matches, opted in or not. Of
-    /// the profile's `target`, only `operations` takes effect
+    /// Validate objects of every kind, in all namespaces that the profile's own selector matches, opted in or not.
+    /// Events, leases and `LocalSubjectAccessReviews` are exempt. Of the profile's `target`, only `operations` takes
+    /// effect
     #[arg(long)]
     everywhere: bool,
     /// A label with which namespaces opt in, in addition to `pillion.dev/injection`, as in `webhooks.optIn` of the
