@@ -196,6 +196,63 @@ fn forged_mark_of_policy_has_no_effect() {
     assert_eq!(after[0]["metadata"]["labels"]["x"], "y");
 }
 
+/// The limits on the sizes of the patch and of the patched pod are for what profiles change in the author's pod. So the
+/// result does not depend on the safety net's policy, even for a pod that just fits or is one byte too large.
+#[test]
+fn size_limits_do_not_depend_on_policy() {
+    let adding = |names: &[&str], bytes: usize| {
+        let container = |name: &&str| json!({"name": name, "image": "i:1", "args": ["a".repeat(bytes)]});
+        let containers: Vec<_> = names.iter().map(container).collect();
+        json!({"activation": "Always", "template": {"spec": {"containers": containers}}})
+    };
+    let pod = |bytes: usize| {
+        json!({
+            "metadata": {
+                "annotations": {"large": "a".repeat(bytes)}, "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {}}}],
+            },
+            "spec": {"containers": [{"name": "web"}]},
+        })
+    };
+    let mut covered = adding(&["one", "two"], 1);
+    covered["template"]["metadata"] = json!({"labels": {"added": "yes"}, "annotations": {"added": "yes"}});
+    let covered = [("covered", covered)];
+    let net = snapshot(&covered);
+    // A template may have at most 64 KiB, so the patch needs several profiles to become too large.
+    let large = ["a", "b", "c", "d"].map(|name| (name, adding(&[name], 55_000)));
+    let profiles = [&covered[..], &large].concat();
+    let with_last = |bytes| snapshot(&[&profiles[..], &[("last", adding(&["last"], bytes))]].concat());
+    let in_profile = |bytes| (pod(0), with_last(bytes));
+    let in_own_profile = |bytes| (pod(0), with_own(&profiles, Some(&adding(&["last"], bytes))));
+    let in_pod = |bytes| (pod(bytes), with_last(0));
+    let cases: [(&str, usize, &dyn Fn(usize) -> (Json, Snapshot)); 3] =
+        [("profile", 65_000, &in_profile), ("own profile", 65_000, &in_own_profile), ("pod", 1_400 * 1024, &in_pod)];
+    for (what, mut too_large, case) in cases {
+        let alone = |bytes| {
+            let (pod, every) = case(bytes);
+            let body = review(&pod);
+            patched(&body, &respond(&body, &every).0)
+        };
+        let is_injected = |pod: &Json| names_of(pod, &["containers"]).contains(&"\"last\"".to_owned());
+        let mut fits = 0_usize;
+        while fits + 1 < too_large {
+            let middle = fits.midpoint(too_large);
+            if is_injected(&alone(middle)) {
+                fits = middle;
+            } else {
+                too_large = middle;
+            }
+        }
+        for (bytes, injected) in [(fits, true), (too_large, false)] {
+            let (pod, every) = case(bytes);
+            let body = review(&pod);
+            let body = review(&marked(patched(&body, &respond(&body, &net).0)));
+            let both = patched(&body, &respond(&body, &every).0);
+            assert_eq!(is_injected(&both), injected, "{bytes} bytes in the {what}");
+            assert!(without_empty(&both) == without_empty(&alone(bytes)), "{bytes} bytes in the {what}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 

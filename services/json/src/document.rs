@@ -91,6 +91,8 @@ pub struct Document<'a> {
     change_count: u32,
     /// Whether any initially existing slot was ever removed.
     has_removed: bool,
+    /// The slots that were removed when [`Document::disregard_removed`] was called, in ascending order.
+    disregarded: Vec<SlotId>,
     /// Whether duplicate keys are not checked, because another document checks them.
     skips_key_check: bool,
     mark: Mark,
@@ -145,6 +147,7 @@ impl<'a> Document<'a> {
             originals: Vec::new(),
             change_count: 0,
             has_removed: false,
+            disregarded: Vec::new(),
             skips_key_check: false,
             mark: Mark::default(),
             before: Vec::new(),
@@ -179,6 +182,17 @@ impl<'a> Document<'a> {
                 *changed = slot;
             }
         }
+    }
+
+    /// Disregards the slots that are removed now: `patch::length` is computed as if they had never existed.
+    pub fn disregard_removed(&mut self) {
+        let removed = self.slots.iter().enumerate().filter(|(_, slot)| slot.state == State::Removed);
+        self.disregarded = removed.map(|(place, _)| SlotId::number(place + 1)).collect();
+    }
+
+    /// Whether the slot was removed when [`Self::disregard_removed`] was called. It may exist again.
+    pub(crate) fn is_disregarded(&self, id: SlotId) -> bool {
+        self.disregarded.binary_search(&id).is_ok()
     }
 
     /// Returns the number of the next new slot.

@@ -23,7 +23,7 @@ const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 /// The text between the path and the value.
 const VALUE: &str = ",\"value\":";
 
-/// The maximum size of a patch, in bytes.
+/// The maximum [length](length) of a patch, in bytes.
 pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 
 /// The maximum size of the patched object, in bytes. By default, etcd rejects requests of more than 1.5 MiB.
@@ -35,10 +35,12 @@ pub const fn fits(patch: usize, object: usize) -> bool {
     patch <= MAX_PATCH_BYTES && patch + object <= MAX_OBJECT_BYTES
 }
 
-/// Returns the size of the patch for a document, in bytes. 0 if nothing changed.
+/// Returns the size of the patch for a document, in bytes. 0 if nothing changed. Slots that the document
+/// [disregards](Document::disregard_removed) count as if they had never existed, so the patch itself may have another
+/// size.
 #[must_use]
 pub fn length(document: &Document<'_>) -> usize {
-    write(document).map_or(0, |written| written.text.len())
+    operations(document, true).map_or(0, |written| written.text.len())
 }
 
 /// The initial capacity of a patch, in bytes. It is enough for three sidecars.
@@ -58,8 +60,13 @@ pub struct Written {
 /// Writes the patch for a document. `None` if nothing changed.
 #[must_use]
 pub fn write(document: &Document<'_>) -> Option<Written> {
+    operations(document, false)
+}
+
+/// Writes the operations of a patch. If `disregards` is set, the result cannot be applied, and shows only the length.
+fn operations(document: &Document<'_>, disregards: bool) -> Option<Written> {
     let out = Written { text: String::with_capacity(CAPACITY), ends: Vec::with_capacity(OPERATIONS) };
-    let mut writer = Writer { document, out, path: String::with_capacity(128) };
+    let mut writer = Writer { document, disregards, out, path: String::with_capacity(128) };
     writer.out.text.push('[');
     writer.slot(Document::ROOT);
     if writer.out.text.len() == 1 {
@@ -71,6 +78,8 @@ pub fn write(document: &Document<'_>) -> Option<Written> {
 
 struct Writer<'d, 'a> {
     document: &'d Document<'a>,
+    /// Whether slots that the document disregards are treated as if they had never existed.
+    disregards: bool,
     out: Written,
     /// The JSON pointer of the current slot, with JSON escapes.
     path: String,
@@ -78,7 +87,14 @@ struct Writer<'d, 'a> {
 
 impl Writer<'_, '_> {
     fn slot(&mut self, id: SlotId) {
-        match self.document.state(id) {
+        let state = self.document.state(id);
+        if self.disregards && self.document.is_disregarded(id) {
+            if state != State::Removed {
+                self.operation(ADD, Some(id));
+            }
+            return;
+        }
+        match state {
             State::Added => self.operation(ADD, Some(id)),
             State::Replaced if self.document.has_initial_value(id) => {}
             State::Replaced => self.operation(REPLACE, Some(id)),
@@ -230,6 +246,37 @@ mod tests {
             r#"{"op":"add","path":"/l/3","value":10}"#,
         ];
         assert_eq!(patch.unwrap(), format!("[{}]", expected.join(",")));
+    }
+
+    #[test]
+    fn length_disregards_removed_slots() {
+        let edited = |text: &str, remove: fn(&mut Document<'_>)| {
+            let tape = OwnedTape::parse(text).unwrap();
+            let mut document = Document::new(tape.root());
+            let [map, list] = ["m", "l"].map(|key| member(&mut document, &[key]));
+            for slot in [map, list] {
+                document.open(slot).unwrap();
+            }
+            remove(&mut document);
+            document.disregard_removed();
+            document.add_member(map, Key::new("k"), Content::Scalar("1"));
+            document.push_item(list, Content::Scalar("2"));
+            length(&document)
+        };
+        let alone = edited(r#"{"m":{"a":0},"l":[1]}"#, |_| ());
+        let both = edited(r#"{"m":{"a":0,"k":1,"n":2},"l":[1,2,3]}"#, |document| {
+            let (map, list) = (member(document, &["m"]), member(document, &["l"]));
+            for key in ["k", "n"] {
+                let removed = member(document, &["m", key]);
+                document.remove(removed, map);
+            }
+            for removed in document.children(list).skip(1).collect::<Vec<_>>() {
+                document.remove(removed, list);
+            }
+        });
+        assert_eq!(both, alone);
+        let patch = r#"[{"op":"add","path":"/m/k","value":1},{"op":"add","path":"/l/1","value":2}]"#;
+        assert_eq!(alone, patch.len());
     }
 
     #[test]

@@ -105,6 +105,13 @@ pub(crate) struct Applied<'a> {
     pub(crate) protected: Option<Protected>,
 }
 
+impl<'a> InjectTarget<'a> {
+    /// Returns the object without the changes of the safety net's policy.
+    pub(crate) const fn object_without_policy(&self) -> Value<'a> {
+        if self.policy.is_some() { self.context.object } else { self.object }
+    }
+}
+
 impl Verdict {
     /// Returns the outcome of a profile that is not applied. `policy` determines whether the profile is skipped or the
     /// object is denied.
@@ -349,8 +356,8 @@ impl<'a> Pass<'a> {
         let before = self.rendered.as_ref().map_or(self.target.object, OwnedTape::root);
         let after = limits::render(document)?;
         self.target.limits.check(profile.limits(), before, after.root(), protected)?;
-        let (patch, object) =
-            (patch::length(document) + self.record.len() + RECORD_AROUND, self.target.object.raw().len());
+        let patch = patch::length(document) + self.record.len() + RECORD_AROUND;
+        let object = self.target.object_without_policy().raw().len();
         if patch::fits(patch, object) {
             return Ok(after);
         }
@@ -421,9 +428,8 @@ impl<'a> Pass<'a> {
             merge.containers = own;
         }
         if merge.changes > 0 && target.type_.is_pod() {
-            // If the safety net's policy added containers, compare with the pod without them, because they are not the
-            // author's.
-            merge.check_containers(if target.policy.is_some() { target.context.object } else { target.object })?;
+            // Containers that the safety net's policy added are not the author's.
+            merge.check_containers(target.object_without_policy())?;
         }
         let output = merge.finish();
         if let Some(volume) = missing_volume(document, &profile.foreign_volumes)? {

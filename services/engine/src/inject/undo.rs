@@ -129,7 +129,7 @@ impl<'r> PolicyChanges<'r> {
     }
 
     /// Returns the object without these changes and without the record.
-    pub(super) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
+    pub(crate) fn undone(&'r self, object: Value<'r>, type_: &'static Type) -> Result<Document<'r>, Malformed> {
         let mut undoing = Undoing::of(object, type_);
         self.undo(&mut undoing)?;
         Ok(undoing.document)
@@ -139,7 +139,10 @@ impl<'r> PolicyChanges<'r> {
         // `undo` suffices instead of `undo_whole`: the policy never raises pod-level resources, so there are none to
         // lower.
         undoing.undo(&self.0, &mut |_| {})?;
-        undoing.remove_addition(RECORD_POINTER).map(drop)
+        undoing.remove_addition(RECORD_POINTER)?;
+        // The maximum size of a patch is for what profiles change in the author's object.
+        undoing.document.disregard_removed();
+        Ok(())
     }
 }
 

@@ -132,6 +132,11 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
         }
         None => None,
     };
+    // The patch also removes the changes of the policy. The limits do not include this.
+    let excess = patch.as_ref().and_then(|patch| {
+        let length = if policy.is_some() { patch::length(&document) } else { patch.len() };
+        too_large(target.object_without_policy(), length)
+    });
     drop(document);
     let mut decisions = Vec::with_capacity(profiles.len());
     for (selected, verdict) in profiles.into_iter().zip(verdicts) {
@@ -147,9 +152,18 @@ fn mutate(context: &ReviewContext<'_>, observer: &mut impl Observer) -> Result<D
             None => decision,
         });
     }
-    let decided = conclude(object, decisions, notices, reason, patch);
-    let settled = if marks && record.is_none() {
-        settle(object, decided, |document| inject::set_record(document, Some(RecordWriter::empty())))
+    let decided = conclude(decisions, notices, reason, patch, excess);
+    let is_marked = marks && record.is_none();
+    let settled = if policy.is_some() || is_marked {
+        settle(object, decided, |document| {
+            if let Some(policy) = policy {
+                *document = policy.undone(object, type_)?;
+            }
+            if is_marked {
+                inject::set_record(document, Some(RecordWriter::empty()))?;
+            }
+            remove_gate(document, failure_mode)
+        })
     } else {
         without_gate(object, failure_mode, decided)
     };
@@ -174,7 +188,8 @@ fn apply_profiles<'v>(
     // Other cluster profiles are applied after the stand-ins, so only the complete patch shows whether the stand-ins
     // make the patch too large.
     let mut has_stand_ins = profiles.iter().any(|selected| selected.stands_in);
-    let excess = if has_stand_ins { too_large(target.object, patch::length(&applied.document)) } else { None };
+    let excess =
+        if has_stand_ins { too_large(target.object_without_policy(), patch::length(&applied.document)) } else { None };
     let stand_ins = excess.as_deref();
     if stand_ins.is_some() {
         applied = apply(Exclusions { stand_ins, others: None })?;
@@ -257,16 +272,15 @@ fn too_large(object: Value<'_>, patch: usize) -> Option<String> {
 }
 
 /// Derives the decision from the results of all profiles. `nothing_requested` is the reason if no profile was
-/// requested.
+/// requested. `too_large` is the message if the patch is too large to be sent.
 fn conclude(
-    object: Value<'_>,
     profiles: Vec<ProfileDecision>,
     notices: Vec<Notice>,
     nothing_requested: Reason,
     patch: Option<Vec<u8>>,
+    too_large: Option<String>,
 ) -> Decided {
     let refusing = profiles.iter().find(|decision| decision.outcome == ProfileOutcome::Denied);
-    let too_large = patch.as_ref().and_then(|patch| too_large(object, patch.len()));
     let is_sent = too_large.is_none();
     let strict = || profiles.iter().any(|decision| decision.profile.failure_policy == FailurePolicy::Fail);
     let has = |outcome| profiles.iter().any(|decision| decision.outcome == outcome);
@@ -341,10 +355,10 @@ pub(super) fn without_gate(
 }
 
 /// If a decision allows the object without a patch, applies `change` and adds the patch to the decision.
-fn settle(
-    object: Value<'_>,
+fn settle<'v>(
+    object: Value<'v>,
     decided: Decided,
-    change: impl FnOnce(&mut Document<'_>) -> Result<(), Malformed>,
+    change: impl FnOnce(&mut Document<'v>) -> Result<(), Malformed>,
 ) -> Result<Decided, InternalError> {
     if decided.patch.is_some() || decided.decision.outcome == Outcome::Denied {
         return Ok(decided);
