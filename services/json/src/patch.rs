@@ -23,7 +23,7 @@ const REMOVE: &str = "{\"op\":\"remove\",\"path\":\"";
 /// The text between the path and the value.
 const VALUE: &str = ",\"value\":";
 
-/// The maximum [length](length) of a patch, in bytes.
+/// The maximum [`length`] of a patch, in bytes.
 pub const MAX_PATCH_BYTES: usize = 256 * 1024;
 
 /// The maximum size of the patched object, in bytes. By default, etcd rejects requests of more than 1.5 MiB.

@@ -16,7 +16,7 @@ use pillion_testkit::registration::NAMESPACE;
 use pillion_testkit::{ControlPlane, Isolation, eventually};
 use serde_json::{Value as Json, json};
 
-use self::cases::{COVERED_PROFILES, Generator, namespaces, profiles};
+use self::cases::{COVERED_PROFILES, Generator, limited, namespaces, ordinary, profiles};
 use crate::load::print_figures;
 use crate::managed::{Managed, QUICK, RELEASE, controller};
 use crate::rig::{PATIENCE, Rig, SOON};
@@ -28,6 +28,9 @@ pub(crate) const POLICY: &str = "pillion-safety-net";
 const PODS: usize = 1_000;
 const OTHERS: usize = 400;
 
+/// The name of the role with the permissions that the chart adds for `safetyNet.enabled`.
+const ROLE: &str = "pillion-controller-safety-net";
+
 /// The permissions that the chart adds for `safetyNet.enabled`; `tests/chart.rs` checks them.
 pub(crate) fn role() -> Json {
     let rule = json!({
@@ -35,7 +38,7 @@ pub(crate) fn role() -> Json {
         "resources": ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"],
         "verbs": ["list", "watch", "create", "update", "patch"],
     });
-    let name = json!({"name": "pillion-controller-safety-net"});
+    let name = json!({"name": ROLE});
     let subject = json!({"kind": "ServiceAccount", "name": "pillion-controller", "namespace": NAMESPACE});
     let reference = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name["name"]});
     let version = "rbac.authorization.k8s.io/v1";
@@ -63,6 +66,9 @@ async fn send_all(rig: &Rig, pods: &[(&'static str, Json)]) -> Result<Vec<Json>>
 /// Removes the fields that differ between two creations of the same pod.
 fn comparable(mut pod: Json) -> Json {
     if let Some(metadata) = pod["metadata"].as_object_mut() {
+        if metadata.contains_key("generateName") {
+            metadata.remove("name");
+        }
         for field in ["uid", "creationTimestamp", "managedFields", "resourceVersion"] {
             metadata.remove(field);
         }
@@ -77,6 +83,13 @@ fn without_mark(pod: &Json) -> Json {
         *record = record.replace(",\"by\":\"policy\"", "");
     }
     pod
+}
+
+/// Creates a pod in the namespace `asking` as a dry run. Returns its injection record.
+async fn record_of(rig: &Rig, pod: &Json) -> Result<String> {
+    let pod = send(rig, "asking", pod).await?;
+    ensure!(pod["spec"].is_object(), "{pod}");
+    Ok(pod["metadata"]["annotations"]["pillion.dev/injected"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Returns an error with the first three differences unless the results are equal.
@@ -157,9 +170,11 @@ impl Net {
     }
 
     /// Kills the leader, changes a profile while nobody leads, and starts another controller. The policy must stay in
-    /// place, and the new leader must write it only once, for the changed profile.
+    /// place, and the new leader must write it only once, for the changed profile. It must not write the binding, for
+    /// which nothing changed.
     async fn change_leader(&mut self) -> Result<()> {
         let before = self.policies.get(POLICY).await?.metadata;
+        let binding = self.bindings.get(POLICY).await?.metadata.resource_version;
         let address = self.managed.leader().await?;
         self.managed.controllers.remove(0).kill()?;
         self.patch_profile("asked", &json!({"template": {"metadata": {"annotations": {"asked": "meanwhile"}}}}))
@@ -176,6 +191,20 @@ impl Net {
         ensure!(after.uid == before.uid, "the policy was created again");
         let generations = (before.generation.unwrap_or_default(), after.generation.unwrap_or_default());
         ensure!(generations.1 == generations.0 + 1, "the policy was written several times: {generations:?}");
+        let unchanged = self.bindings.get(POLICY).await?.metadata.resource_version;
+        ensure!(unchanged == binding, "the binding was written");
+        Ok(())
+    }
+
+    /// Disables the safety net as an upgrade of the chart does: removes the permissions, and restarts the controller
+    /// with the new policy file.
+    async fn disable(&mut self) -> Result<()> {
+        let address = self.managed.leader().await?;
+        self.managed.controllers.remove(0).kill()?;
+        let control_plane = &self.managed.rig.control_plane;
+        control_plane.kubectl_ok(&["delete", "clusterrole,clusterrolebinding", ROLE]).await?;
+        std::fs::write(control_plane.directory().join("controller.yaml"), QUICK)?;
+        self.managed.controllers.push(controller(&self.managed.spec, address).await?);
         Ok(())
     }
 
@@ -231,6 +260,13 @@ fn policy_serves_pods_as_replicas_do() {
         ensure!(marked == injected, "{marked} of {injected} pods have the mark of the policy");
         let unmarked: Vec<_> = net_alone.iter().map(without_mark).collect();
         expect_equal("policy alone", &covered, &alone, &unmarked)?;
+
+        // The policy leaves out profiles that it cannot apply as a replica would.
+        let complete = record_of(net.rig(), &ordinary()).await?;
+        for (pod, profile) in limited() {
+            let (entry, record) = (format!("\"profile\":{profile:?}"), record_of(net.rig(), &pod).await?);
+            ensure!(complete.contains(&entry) && !record.contains(&entry), "{profile}: {complete}, {record}");
+        }
         print_figures(&format!(
             "{PODS} pods, {injected} injected: 0 differences with policy and webhook ({took:.1?}), and 0 without replicas; \
              {OTHERS} pods with other profiles: 0 differences with policy and webhook"
@@ -239,7 +275,11 @@ fn policy_serves_pods_as_replicas_do() {
         let why = net.ready("patches").await?;
         ensure!(why.contains("the safety net does not cover it: spec.containerPatches"), "{why}");
         ensure!(!net.ready("labels").await?.contains("safety net"), "{}", net.ready("labels").await?);
-        Ok(())
+
+        // While the safety net is disabled, the controller may still delete the policy.
+        net.wait_for(COVERED_PROFILES).await?;
+        net.disable().await?;
+        net.wait_for(0).await
     });
 }
 

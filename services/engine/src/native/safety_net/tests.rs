@@ -147,6 +147,20 @@ fn namespaced_profiles_exclude_their_namespaces() {
     assert!(applies.contains("!(request.namespace in ['team-a'])"), "{applies}");
     let net = Library::of(&[("p", requested("x")), ("q", requested("y"))]).net();
     assert!(net.uncovered.iter().all(|(_, reason)| reason.path == "spec.requestedBy"), "{net:?}");
+    let names: Vec<_> = (0..=MAX_EXCLUDED).map(|number| format!("team-{number}/q")).collect();
+    let own = names.iter().map(|name| (name.as_str(), requested("y")));
+    let net = Library::of(&own.chain([("p", requested("x"))]).collect::<Vec<_>>()).net();
+    assert!(net.uncovered[0].1.why.starts_with("501 namespaces have profiles"), "{:?}", net.uncovered);
+}
+
+#[test]
+fn policy_covers_only_profiles_that_fit() {
+    let large = |name| json!({"template": {"spec": {"containers": [{"name": name, "image": "i", "args": ["x".repeat(55_000)]}]}}});
+    let net = Library::of(&["a", "b", "c", "d", "e"].map(|name| (name, large(name)))).net();
+    assert_eq!(net.covered.len(), 4);
+    let [(name, reason)] = net.uncovered.as_slice() else { panic!("{:?}", net.uncovered) };
+    assert_eq!((&*name.name, &*reason.path), ("e", "spec.template"));
+    assert_eq!(reason.why, format!("the policy of all profiles would have more than {MAX_BYTES} bytes"));
 }
 
 #[test]

@@ -87,7 +87,10 @@ pub(super) fn profiles() -> Json {
             "objectSelector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["b"]}]},
             "template": {"spec": {"initContainers": [{"name": "setup", "image": "setup:1", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}},
         })),
-        cluster("asked", json!({"order": 60, "activation": "Requested", "template": {"metadata": {"annotations": {"asked": "yes"}}}})),
+        // For a pod with a deadline, the result of the expression is not a string.
+        cluster("asked", json!({"order": 60, "activation": "Requested", "template": {"metadata": {"annotations": {
+            "asked": "${object.spec.?activeDeadlineSeconds.orValue('yes')}",
+        }}}})),
         cluster("patches", json!({
             "order": 25, "requestedBy": {"label": "patch"},
             "containerPatches": [{"name": "all", "template": {"env": [{"name": "PATCHED", "value": "yes"}]}}],
@@ -98,6 +101,31 @@ pub(super) fn profiles() -> Json {
         }},
     ]);
     json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
+/// Returns a pod to which the policy adds all profiles in [`limited`], in the namespace `asking`.
+pub(super) fn ordinary() -> Json {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"},
+        "spec": {"containers": [{"name": "web", "image": "web:1"}]},
+    })
+}
+
+/// Returns pods to which the policy does not add a profile, because it cannot do what a replica would do, each with the
+/// name of the profile.
+pub(super) fn limited() -> [(Json, &'static str); 5] {
+    let pod = |part: &str, field: &str, value: Json| {
+        let mut pod = ordinary();
+        pod[part][field] = value;
+        pod
+    };
+    [
+        (pod("spec", "resources", json!({"limits": {"cpu": "1"}})), "logger"),
+        (pod("metadata", "annotations", json!({"pillion.dev/profiles": "proxy@f"})), "proxy"),
+        (pod("metadata", "annotations", json!({"pillion.dev/injected": "junk"})), "labels"),
+        (pod("spec", "initContainers", json!([{"name": "last", "image": "last:1"}])), "proxy-two"),
+        (pod("spec", "activeDeadlineSeconds", json!(5)), "asked"),
+    ]
 }
 
 /// A pseudo-random generator of pods. The same seed always results in the same pods.
@@ -113,7 +141,10 @@ impl Generator {
     pub(super) fn pod(&mut self, number: usize, is_covered: bool) -> (&'static str, Json) {
         let namespace = if is_covered { self.0.pick(&COVERED) } else { self.0.pick(&["shop", "bank", "tenant"]) };
         let (labels, annotations) = (self.labels(is_covered), self.annotations(is_covered));
-        let mut metadata = json!({"name": format!("pod-{number}")});
+        // The API server generates names only after admission, so the expression of `labels` fails for these pods.
+        let has_name = number % 10 > 0;
+        let mut metadata =
+            if has_name { json!({"name": format!("pod-{number}")}) } else { json!({"generateName": "pod-"}) };
         if !labels.is_empty() {
             metadata["labels"] = json!(labels);
         }
