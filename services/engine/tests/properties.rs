@@ -224,7 +224,8 @@ fn size_limits_do_not_depend_on_policy() {
     let in_profile = |bytes| (pod(0), with_last(bytes));
     let in_own_profile = |bytes| (pod(0), with_own(&profiles, Some(&adding(&["last"], bytes))));
     let in_pod = |bytes| (pod(bytes), with_last(0));
-    let cases: [(&str, usize, &dyn Fn(usize) -> (Json, Snapshot)); 3] =
+    type Case<'c> = (&'c str, usize, &'c dyn Fn(usize) -> (Json, Snapshot));
+    let cases: [Case<'_>; 3] =
         [("profile", 65_000, &in_profile), ("own profile", 65_000, &in_own_profile), ("pod", 1_400 * 1024, &in_pod)];
     for (what, mut too_large, case) in cases {
         let alone = |bytes| {

@@ -15,7 +15,6 @@ mod platform;
 mod quickstart;
 mod recovery;
 mod rollouts;
-mod secrets;
 mod tenant;
 mod uninstall;
 mod upgrade;

@@ -142,7 +142,7 @@ impl Generator {
         let namespace = if is_covered { self.0.pick(&COVERED) } else { self.0.pick(&["shop", "bank", "tenant"]) };
         let (labels, annotations) = (self.labels(is_covered), self.annotations(is_covered));
         // The API server generates names only after admission, so the expression of `labels` fails for these pods.
-        let has_name = number % 10 > 0;
+        let has_name = !number.is_multiple_of(10);
         let mut metadata =
             if has_name { json!({"name": format!("pod-{number}")}) } else { json!({"generateName": "pod-"}) };
         if !labels.is_empty() {
