@@ -196,6 +196,9 @@ fn forged_mark_of_policy_has_no_effect() {
     assert_eq!(after[0]["metadata"]["labels"]["x"], "y");
 }
 
+/// A part of a review, a number of bytes that is too large for it, and the pod and the profiles with a number of bytes.
+type SizeCase<'c> = (&'c str, usize, &'c dyn Fn(usize) -> (Json, Snapshot));
+
 /// The limits on the sizes of the patch and of the patched pod are for what profiles change in the author's pod. So the
 /// result does not depend on the safety net's policy, even for a pod that just fits or is one byte too large.
 #[test]
@@ -224,8 +227,7 @@ fn size_limits_do_not_depend_on_policy() {
     let in_profile = |bytes| (pod(0), with_last(bytes));
     let in_own_profile = |bytes| (pod(0), with_own(&profiles, Some(&adding(&["last"], bytes))));
     let in_pod = |bytes| (pod(bytes), with_last(0));
-    type Case<'c> = (&'c str, usize, &'c dyn Fn(usize) -> (Json, Snapshot));
-    let cases: [Case<'_>; 3] =
+    let cases: [SizeCase<'_>; 3] =
         [("profile", 65_000, &in_profile), ("own profile", 65_000, &in_own_profile), ("pod", 1_400 * 1024, &in_pod)];
     for (what, mut too_large, case) in cases {
         let alone = |bytes| {
